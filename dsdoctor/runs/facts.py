@@ -1,0 +1,167 @@
+"""What is known of one observed run of the user's script. Plain data, no torch.
+
+A run is made by `runs.supervise` from the trace files that the ranks wrote (`runs.trace`) and from what the parent
+saw of their processes. Sizes are bytes, times seconds, steps are optimizer steps attempted, from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dsdoctor.finding import FirstBad
+from dsdoctor.loss_scale import LossScaleHistory
+
+Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "control-fp32", "numerics"]
+Outcome = Literal["stopped", "finished", "raised", "exited", "killed", "hung", "timeout", "interrupted", "not-started"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One line of a traceback or stack, outermost first in a list of them."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An exception that ended a rank, from a run's trace or read out of a log.
+
+    `type` is the class name as Python prints it in a traceback, with its module where it has one
+    (`torch.OutOfMemoryError`, `KeyError`); `message` is `str(exception)`. `source` is the stage or the log file, `line`
+    the line of `message` in that file. `chain` holds the exceptions it was raised from, nearest first.
+    """
+
+    rank: int | None
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    source: str = ""
+    line: int | None = None
+    step: int | None = None
+    time: float | None = None
+    chain: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One attempted optimizer step of one rank.
+
+    `losses` has one value per micro-step, as the script computed them (before DeepSpeed's division by the number of
+    accumulation steps); `grad_norm` is what the engine reports (None where it has none), `loss_scale` the scale that
+    was attempted, `next_scale` the one after the step. `host_bytes` is the rank's resident size.
+    """
+
+    index: int
+    losses: tuple[float, ...] = ()
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    next_scale: float | None = None
+    skipped: bool = False
+    lr: float | None = None
+    seconds: float = 0.0
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """The model a script handed to DeepSpeed. Counts are elements, tied parameters counted once."""
+
+    class_name: str
+    parameters: int
+    trainable: int
+    largest_layer: int
+    dtypes: tuple[tuple[str, int], ...] = ()
+    parameter_groups: int = 1
+    model_type: str | None = None
+    trained_in: str | None = None
+    """`model_type` and the dtype of the checkpoint, where the model carries a Hugging Face config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """How the engine was built: the config in force and what follows from it."""
+
+    framework: Literal["deepspeed", "transformers", "accelerate", "lightning"]
+    config: dict[str, Any]
+    precision: Literal["fp32", "fp16", "bf16"]
+    zero_stage: int
+    optimizer: str | None
+    gradient_accumulation_steps: int = 1
+    dynamic_loss_scale: bool = False
+    min_loss_scale: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRun:
+    """One rank of a run.
+
+    `exit_code` is negative for a signal, None if the process was still there when we ended it. `completed` says that
+    the rank did all it was asked to (ended by itself without an error, or reached the last step), so that what happens
+    to the process afterwards proves nothing. `last_phase` is script, forward, backward, step or stopped;
+    `last_step` counts the steps that were begun. `stack` is where it stood when it was found hanging.
+    """
+
+    rank: int
+    pid: int | None = None
+    host: str = ""
+    exit_code: int | None = None
+    completed: bool = False
+    ended_by_us: bool = False
+    called_engine: bool = False
+    last_phase: str = "not started"
+    last_step: int = 0
+    failure: Failure | None = None
+    steps: tuple[Step, ...] = ()
+    stack: tuple[Frame, ...] = ()
+    first_bad: FirstBad | None = None
+    frames_report: str = ""
+    patch: str = ""
+    """Text of the frames before the first bad value, and the ready patch of that module's forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySample:
+    """Host memory at one moment: the ranks together, and what the machine (or cgroup) still had."""
+
+    seconds: float
+    ranks_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the script over all its ranks."""
+
+    leg: Leg
+    engine: Literal["deepspeed", "plain"]
+    precision: Literal["as-configured", "fp32"]
+    outcome: Outcome
+    ranks: tuple[RankRun, ...]
+    seconds: float
+    folder: str
+    world_size: int
+    why: str = ""
+    model: ModelFacts | None = None
+    facts: EngineFacts | None = None
+    notes: tuple[str, ...] = ()
+    """What dsdoctor changed for this run (fp16 check lifted, inputs cast, saves redirected, ...)."""
+    written: tuple[str, ...] = ()
+    """Files that the script itself wrote in its working directory, relative to it."""
+    memory: tuple[MemorySample, ...] = ()
+    oom_kills: int = 0
+    """By how much the cgroup's (or kernel's) counter of out-of-memory kills grew during the run."""
+    launcher_exit: int | None = None
+    steps_asked: int = 0
+    loss_scale: LossScaleHistory | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Exceptions of the ranks, in the order of their time."""
+        found = [r.failure for r in self.ranks if r.failure is not None]
+        return tuple(sorted(found, key=lambda f: f.time or 0.0))
