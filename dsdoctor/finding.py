@@ -51,6 +51,8 @@ class Finding:
     evidence: tuple[Evidence, ...]
     caveat: str | None = None
     fixes: tuple[Fix, ...] = ()
+    keys: tuple[str, ...] = ()
+    """The dotted ds_config keys that the finding is about, the guilty one first."""
 
 
 @dataclass(frozen=True, kw_only=True)

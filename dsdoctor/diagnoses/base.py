@@ -43,6 +43,7 @@ class Diagnosis(ABC):
         title: str | None = None,
         caveat: str | None = None,
         fixes: tuple[Fix, ...] = (),
+        keys: tuple[str, ...] = (),
     ) -> Finding:
         """A finding of this diagnosis; what the class says is the default."""
         return Finding(
@@ -55,4 +56,5 @@ class Diagnosis(ABC):
             evidence=evidence,
             caveat=caveat,
             fixes=fixes,
+            keys=keys,
         )
