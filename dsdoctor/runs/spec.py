@@ -8,12 +8,16 @@ marker by which the parent finds left-over processes.
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 RUN_MARKER = "DSDOCTOR_RUN"
 """Environment variable that every process of a run inherits; its value is the run's folder."""
+
+STACK_SIGNAL: int = signal.SIGRTMAX - 3
+"""Signal on which a rank writes the stacks of its threads to `stack_path`; a real-time one that no library uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
