@@ -1,7 +1,7 @@
 """What is known of one machine. Plain data, no torch.
 
-Made by `machine.collect`. None always means "could not be found out" (why is in `not_collected`), never "zero" and never
-"no limit"; a limit that is switched off says `"unlimited"`. Sizes are bytes.
+Made by `machine.collect`. None always means "could not be found out" (why is in `not_collected`), never "zero" and
+never "no limit"; a limit that is switched off says `"unlimited"`. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ class Device:
 
     index: int
     name: str
+    uuid: str = ""
     capability: tuple[int, int] | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
@@ -28,14 +29,18 @@ class Device:
 class OpBuild:
     """A compiled DeepSpeed op that the given config uses.
 
-    `needed_by` is the dotted ds_config key that asks for it; `compatible` is what the op's builder says of this machine,
-    `installed` that it was built ahead of time. `problem` is what the builder printed, or the error it raised.
+    `needed_by` is the ds_config key (or the accelerator) that asks for it; `compatible` is what the op's builder says
+    of this machine, `installed` that it was built ahead of time. `missing` names the tools that a build on first use
+    needs and that are not there (`ninja`, `g++`); `problem` is what the builder printed, or the error it raised.
     """
 
     name: str
     needed_by: str
     compatible: bool | None
+    implemented: bool = True
+    """False where the accelerator has no such op at all."""
     installed: bool = False
+    missing: tuple[str, ...] = ()
     problem: str = ""
 
 
