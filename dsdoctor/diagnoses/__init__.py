@@ -2,7 +2,83 @@
 
 from __future__ import annotations
 
-from dsdoctor.diagnoses.base import Diagnosis
+import traceback
+from dataclasses import dataclass
 
-ALL: tuple[Diagnosis, ...] = ()
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import (
+    autograd,
+    build,
+    capacity,
+    checkpoint,
+    comm,
+    config,
+    environment,
+    hang,
+    hardware,
+    internal,
+    known_defects,
+    launch,
+    loss_scale,
+    memory,
+    numerics,
+    script,
+    storage,
+    values,
+    version,
+    zero3,
+)
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.rank import ranked
+from dsdoctor.finding import Finding
+
+ALL: tuple[Diagnosis, ...] = (
+    *config.DIAGNOSES,
+    *values.DIAGNOSES,
+    *known_defects.DIAGNOSES,
+    *environment.DIAGNOSES,
+    *comm.DIAGNOSES,
+    *capacity.DIAGNOSES,
+    *launch.DIAGNOSES,
+    *memory.DIAGNOSES,
+    *hang.DIAGNOSES,
+    *numerics.DIAGNOSES,
+    *loss_scale.DIAGNOSES,
+    *zero3.DIAGNOSES,
+    *autograd.DIAGNOSES,
+    *internal.DIAGNOSES,
+    *script.DIAGNOSES,
+    *build.DIAGNOSES,
+    *version.DIAGNOSES,
+    *checkpoint.DIAGNOSES,
+    *storage.DIAGNOSES,
+    *hardware.DIAGNOSES,
+)
 """Each family module exports its own tuple `DIAGNOSES`; they are joined here, by hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    """The findings in order, and the tracebacks of rules that crashed (a defect of ours, shown to the user)."""
+
+    findings: tuple[Finding, ...]
+    broken: tuple[str, ...] = ()
+
+
+def diagnose(case: Case, *, strict: bool = False) -> Diagnosed:
+    """Run every rule. A rule that crashes is a recorded result; with `strict` (in tests) it raises."""
+    findings: list[Finding] = []
+    broken: list[str] = []
+    for diagnosis in ALL:
+        try:
+            findings.extend(diagnosis.examine(case))
+        except Exception:
+            if strict:
+                raise
+            broken.append(f"{diagnosis.id}: {traceback.format_exc()}")
+    return Diagnosed(findings=ranked(findings), broken=tuple(broken))
+
+
+def by_id() -> dict[str, Diagnosis]:
+    """The catalogue, sorted by id."""
+    return {diagnosis.id: diagnosis for diagnosis in sorted(ALL, key=lambda d: d.id)}

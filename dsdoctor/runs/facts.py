@@ -12,7 +12,8 @@ from typing import Any, Literal
 from dsdoctor.finding import FirstBad
 from dsdoctor.loss_scale import LossScaleHistory
 
-Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "control-fp32", "numerics"]
+Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "control-fp32", "numerics", "proof"]
+"""`proof` is the given config with only the keys in `Run.changed` set otherwise."""
 Outcome = Literal["stopped", "finished", "raised", "exited", "killed", "hung", "timeout", "interrupted", "not-started"]
 
 
@@ -158,7 +159,15 @@ class Run:
     launcher_exit: int | None = None
     steps_asked: int = 0
     loss_scale: LossScaleHistory | None = None
+    changed: tuple[str, ...] = ()
+    """Dotted ds_config keys in which this run differs from the given config, where it is a proof."""
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def not_played(self) -> str:
+        """Why the plain engine could not play this script's part of DeepSpeed, empty where it could."""
+        said = (f.message for f in self.failures if f.type.endswith("NotPlayed") or f.type.endswith("UnsupportedByPlain"))
+        return next(said, "")
 
     @property
     def failures(self) -> tuple[Failure, ...]:

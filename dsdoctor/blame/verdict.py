@@ -1,0 +1,232 @@
+"""Who is to blame: the rows of the contract as small rules, in its order of precedence.
+
+The first rule that the evidence proves wins. A rule sees the findings and the judged runs; it never guesses: what no
+rule proves is `inconclusive`, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dsdoctor.blame.health import Health, judge
+from dsdoctor.case import Case
+from dsdoctor.finding import Blame, Finding, FirstBad, Verdict
+from dsdoctor.runs.facts import Run
+
+_ENVIRONMENT = ("environment/", "comm/", "memory/", "build/", "disk/", "hardware/", "nvme/")
+_ENVIRONMENT_IDS = {
+    "launch/port-in-use",
+    "launch/ssh-or-hostfile",
+    "launch/launcher-missing",
+    "launch/world-size-mismatch",
+    "launch/sighup",
+    "launch/cancelled",
+    "numerics/dtype-unsupported",
+    "version/incompatible",
+    "version/rank-mismatch",
+}
+_DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
+_CONFIG = ("config/", "zero3/", "loss-scale/static")
+_PHASES = ("input", "parameter", "forward", "loss", "backward", "reduction", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the rules look at: error roots, the legs, and the judgement of each leg (None where it was not run)."""
+
+    roots: tuple[Finding, ...]
+    case: Case
+    given: Run | None
+    plain: Run | None
+    control: Run | None
+    given_health: Health | None
+    plain_health: Health | None
+    control_health: Health | None
+
+    def root(self, matches: Callable[[Finding], bool]) -> Finding | None:
+        return next((finding for finding in self.roots if matches(finding)), None)
+
+    @property
+    def given_failed(self) -> bool:
+        return self.given_health is not None and self.given_health.failed
+
+    @property
+    def given_passed(self) -> bool:
+        return self.given_health is not None and not self.given_health.failed
+
+    @property
+    def plain_failed(self) -> bool:
+        return self.plain_health is not None and self.plain_health.failed
+
+    @property
+    def plain_passed(self) -> bool:
+        return self.plain_health is not None and not self.plain_health.failed
+
+    @property
+    def low_precision(self) -> bool:
+        return self.given is not None and self.given.facts is not None and self.given.facts.precision != "fp32"
+
+
+def decide(case: Case, findings: Sequence[Finding]) -> Verdict:
+    """The verdict over all that is known."""
+    view = _view(case, findings)
+    for rule in _RULES:
+        verdict = rule(view)
+        if verdict is not None:
+            return verdict
+    return _inconclusive(view)
+
+
+def first_bad(run: Run | None) -> FirstBad | None:
+    """The earliest non-finite value over the ranks: by step, micro-step, phase, then rank."""
+    found = [rank.first_bad for rank in run.ranks if rank.first_bad is not None] if run is not None else []
+    return min(found, key=lambda bad: (bad.step, bad.micro_step, _PHASES.index(bad.phase), bad.rank), default=None)
+
+
+def _view(case: Case, findings: Sequence[Finding]) -> View:
+    given, plain, control = (case.run(leg) for leg in ("with-deepspeed", "without-deepspeed", "control-fp32"))
+    plain = plain if plain is not None and not plain.not_played else None
+    return View(
+        roots=tuple(f for f in findings if f.role == "root" and f.severity == "error"),
+        case=case,
+        given=given,
+        plain=plain,
+        control=control,
+        given_health=judge(given) if given else None,
+        plain_health=judge(plain) if plain else None,
+        control_health=judge(control) if control else None,
+    )
+
+
+def _environment(view: View) -> Verdict | None:
+    """Ports, network, memory, disk, builds, versions. A run that passed refutes an estimate."""
+    if view.given_passed:
+        return None
+    finding = view.root(lambda f: f.id.startswith(_ENVIRONMENT) or f.id in _ENVIRONMENT_IDS)
+    return _blame("environment", view, finding.cause, finding.confidence) if finding else None
+
+
+def _defect(view: View) -> Verdict | None:
+    """A known defect of the installed release, or an error inside DeepSpeed that the plain run does not have."""
+    finding = view.root(lambda f: f.id in _DEEPSPEED_IDS)
+    return _blame("deepspeed", view, finding.cause, finding.confidence, finding.keys) if finding else None
+
+
+def _config(view: View) -> Verdict | None:
+    """Proved by lint, or by a run that passes once only some keys are changed."""
+    proof = next((run for run in view.case.runs if run.leg == "proof" and not judge(run).failed), None)
+    finding = view.root(lambda f: f.id.startswith(_CONFIG))
+    if finding is not None and (view.given_failed or proof is None):
+        return _blame("config", view, finding.cause, finding.confidence, finding.keys)
+    if proof is None or not view.given_failed:
+        return None
+    keys = " and ".join(proof.changed)
+    return _blame("config", view, f"the run fails as given and passes once only {keys} is changed", 0.9, proof.changed)
+
+
+def _precision(view: View) -> Verdict | None:
+    """Fails in the config's precision with and without DeepSpeed, passes in fp32."""
+    if not (view.given_failed and view.low_precision and view.control_health is not None):
+        return None
+    if view.control_health.failed or not _numeric(view.given_health):
+        return None
+    if not (view.plain is None or (view.plain_failed and _numeric(view.plain_health))):
+        return None
+    precision = view.given.facts.precision if view.given and view.given.facts else "low precision"
+    where = _where(view)
+    both = "with and without DeepSpeed" if view.plain_failed else "with DeepSpeed"
+    text = f"the run fails in {precision} {both} and passes in fp32{where}"
+    return _blame("precision", view, text, 0.95 if view.plain_failed else 0.6)
+
+
+def _script(view: View) -> Verdict | None:
+    """Fails without DeepSpeed too (and in fp32, where the numbers went wrong)."""
+    if not (view.given_failed and view.plain_failed):
+        return None
+    numeric = _numeric(view.given_health) and _numeric(view.plain_health)
+    if numeric and view.low_precision and not (view.control_health and view.control_health.failed):
+        return None
+    if not numeric and not _alike(view.given_health, view.plain_health):
+        return None
+    why = view.given_health.why if view.given_health else ""
+    finding = view.roots[0] if view.roots else None
+    text = f"it fails with and without DeepSpeed{' and in fp32' if numeric and view.low_precision else ''}"
+    detail = _where(view) if numeric else f": {finding.cause if finding else why}"
+    return _blame("script", view, text + (detail or f": {why}"), 0.9)
+
+
+def _deepspeed(view: View) -> Verdict | None:
+    """Fails with DeepSpeed in every config tried and passes without it."""
+    if not (view.given_failed and view.plain_passed and view.given_health):
+        return None
+    text = f"the script passes without DeepSpeed and fails with it: {view.given_health.why}"
+    return _blame("deepspeed", view, text, 0.6)
+
+
+def _healthy(view: View) -> Verdict | None:
+    if not view.given_passed or view.roots or view.given is None:
+        return None
+    steps = max((len(rank.steps) for rank in view.given.ranks), default=0)
+    if steps == 0:
+        return None
+    if view.plain_failed and view.plain_health:
+        text = f"nothing failed in {steps} steps with DeepSpeed; the plain run did fail ({view.plain_health.why})"
+        return _blame("healthy", view, text, 0.6)
+    also = " and without it" if view.plain_passed else ""
+    return _blame("healthy", view, f"nothing failed in {steps} steps with DeepSpeed{also}", 0.9 if also else 0.8)
+
+
+_RULES: tuple[Callable[[View], Verdict | None], ...] = (
+    _environment,
+    _defect,
+    _config,
+    _precision,
+    _script,
+    _deepspeed,
+    _healthy,
+)
+
+
+def _inconclusive(view: View) -> Verdict:
+    """The reason, and what would settle it."""
+    if view.given is None:
+        first = view.roots[0].cause if view.roots else "no run of the script was made"
+        return _blame("inconclusive", view, first, 0.3)
+    why = view.given_health.why if view.given_health and view.given_health.failed else "no optimizer step was seen"
+    if not view.given_failed and view.roots:
+        why = f"the steps that were run passed, but {view.roots[0].cause}"
+    elif view.plain is None:
+        why += "; the run without DeepSpeed, which would settle it, was not made or could not be played"
+    elif view.plain_failed and view.plain_health and not _alike(view.given_health, view.plain_health):
+        why += f"; without DeepSpeed it fails otherwise ({view.plain_health.why})"
+    return _blame("inconclusive", view, why, 0.3)
+
+
+def _numeric(health: Health | None) -> bool:
+    return health is not None and health.numeric
+
+
+def _alike(one: Health | None, other: Health | None) -> bool:
+    """Two runs fail in the same way: the same kind of trouble, and for exceptions the same words."""
+    if one is None or other is None:
+        return False
+    if one.trouble == other.trouble == "raised":
+        return one.why.split(":")[0] == other.why.split(":")[0]
+    stuck = {"hung", "timeout"}
+    return one.trouble == other.trouble or {one.trouble, other.trouble} <= stuck
+
+
+def _where(view: View) -> str:
+    """The first non-finite value in words, if the detector found it."""
+    bad = first_bad(view.case.run("numerics"))
+    if bad is None:
+        return ""
+    place = f"{bad.module or 'the model'} ({bad.tensor})"
+    return f"; the first {bad.kind} is in the {bad.phase} of {place}, step {bad.step}, rank {bad.rank}"
+
+
+def _blame(blame: Blame, view: View, text: str, confidence: float, culprit: tuple[str, ...] = ()) -> Verdict:
+    summary = text[:1].upper() + text[1:].rstrip(".") + "."
+    bad = first_bad(view.case.run("numerics"))
+    return Verdict(blame=blame, summary=summary, confidence=confidence, culprit=culprit, first_bad=bad)

@@ -1,0 +1,40 @@
+"""What the user asked for: one job to be examined, from the command line."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The script, its ds_config, and the limits. Times are seconds; `budget` is None for no limit.
+
+    `nproc` is None for the default: all GPUs, else 2. `script` is a path, or a module name with `as_module`.
+    """
+
+    config: Path
+    script: str
+    args: tuple[str, ...] = ()
+    as_module: bool = False
+    nproc: int | None = None
+    launcher: Literal["torchrun", "deepspeed", "slurm"] = "torchrun"
+    hostfile: str | None = None
+    steps: int = 20
+    timeout: float = 600.0
+    stall: float = 60.0
+    budget: float | None = None
+    seed: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    stages: tuple[str, ...] = ()
+    resume: bool = False
+    folder: Path
+    cwd: str = field(default_factory=os.getcwd)
+    began: float = field(default_factory=time.monotonic)
+
+    def remaining(self) -> float:
+        """Seconds of the budget that are left; infinite without one."""
+        return float("inf") if self.budget is None else self.budget - (time.monotonic() - self.began)

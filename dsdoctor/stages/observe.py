@@ -1,0 +1,77 @@
+"""One observed run of the user's script on behalf of a stage: how it is launched, and which limits hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from dsdoctor.runs.facts import Leg, Run
+from dsdoctor.runs.launcher import LaunchPlan
+from dsdoctor.runs.spec import RunSpec
+from dsdoctor.runs.supervise import Limits, supervise
+from dsdoctor.runs.written import changed, listing
+from dsdoctor.triage import Examination
+
+
+def nproc(examination: Examination) -> int:
+    """Ranks to start: what the user says, else all GPUs, else 2."""
+    return examination.job.nproc or len(examination.machine.devices) or 2
+
+
+def host_device(examination: Examination) -> Literal["cpu", "cuda"]:
+    """Where tensors will live: what the user says, else a GPU if torch sees one."""
+    if examination.job.device != "auto":
+        return examination.job.device
+    return "cuda" if examination.machine.devices else "cpu"
+
+
+def launch_plan(examination: Examination) -> LaunchPlan:
+    """How the ranks are started. A MASTER_ADDR or MASTER_PORT of the user's environment is kept."""
+    job = examination.job
+    port = os.environ.get("MASTER_PORT", "")
+    return LaunchPlan(
+        nproc=nproc(examination),
+        launcher=job.launcher,
+        hostfile=job.hostfile,
+        master_addr=os.environ.get("MASTER_ADDR") or "127.0.0.1",
+        master_port=int(port) if port.isdigit() else None,
+        device=job.device,
+    )
+
+
+def observe(
+    examination: Examination,
+    leg: Leg,
+    *,
+    engine: Literal["deepspeed", "plain"],
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    precision: Literal["as-configured", "fp32"] = "as-configured",
+    probe: bool = False,
+    detector: bool = False,
+    steps: int | None = None,
+) -> Run:
+    """Run the script once. `config` replaces the given one (for a proof); `name` is the run's folder, else the leg."""
+    job = examination.job
+    given = examination.case.config.data if examination.case.config is not None else {}
+    spec = RunSpec(
+        script=job.script,
+        args=job.args,
+        as_module=job.as_module,
+        cwd=job.cwd,
+        folder=str(job.folder / (name or leg)),
+        config=dict(given if config is None else config),
+        engine=engine,
+        precision=precision,
+        probe=probe,
+        detector=detector,
+        steps=job.steps if steps is None else steps,
+        seed=job.seed,
+        device=job.device,
+    )
+    before = listing(job.cwd, leave_out=job.folder.parent)
+    limits = Limits(timeout=min(job.timeout, job.remaining()), stall=job.stall)
+    run = supervise(spec, launch_plan(examination), limits, leg, progress=examination.tell)
+    return replace(run, written=changed(before, listing(job.cwd, leave_out=job.folder.parent)))
