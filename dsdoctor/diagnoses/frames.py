@@ -1,0 +1,48 @@
+"""Whose code a line of a traceback is: the user's, DeepSpeed's, or another library's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from dsdoctor.runs.facts import Frame
+
+Owner = Literal["user", "deepspeed", "torch", "launcher", "library"]
+
+_DEEPSPEED = re.compile(
+    r"(?:^|[/\\])deepspeed[/\\](?:__init__\.py|(?:runtime|ops|comm|moe|pipe|utils|checkpoint|module_inject|accelerator"
+    r"|launcher|inference|profiling|linear|sequence|compile|autotuning|elasticity|monitor|nvme|compression)[/\\])"
+)
+_LAUNCHER = re.compile(
+    r"(?:^|[/\\])(?:torch[/\\]distributed[/\\](?:run|launch|launcher|elastic)|deepspeed[/\\]launcher"
+    r"|accelerate[/\\]commands|bin[/\\](?:torchrun|deepspeed|accelerate)\b)"
+)
+_TORCH = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\](?:torch|functorch)[/\\]")
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]dsdoctor[/\\]|^<frozen|[/\\]Lib[/\\]")
+
+
+def owner(frame: Frame) -> Owner:
+    """Who wrote the line, by its path."""
+    if _LAUNCHER.search(frame.file):
+        return "launcher"
+    if _DEEPSPEED.search(frame.file):
+        return "deepspeed"
+    if _TORCH.search(frame.file):
+        return "torch"
+    return "library" if _LIBRARY.search(frame.file) or frame.file.startswith("<") else "user"
+
+
+def users_line(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost line of the user's own code."""
+    return next((frame for frame in reversed(frames) if owner(frame) == "user"), None)
+
+
+def innermost(frames: Sequence[Frame]) -> Owner | None:
+    """Whose line raised; None without a traceback."""
+    return owner(frames[-1]) if frames else None
+
+
+def passes_through(frames: Sequence[Frame], pattern: str) -> bool:
+    """True if a line's `file:function:text` matches the regular expression."""
+    return any(re.search(pattern, f"{frame.file}:{frame.function}:{frame.text}") for frame in frames)
