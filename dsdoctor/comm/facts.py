@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 StepStatus = Literal["passed", "failed", "wrong-value", "timeout", "not-offered", "unfinished"]
-Ending = Literal["finished", "died", "stopped", "never-started", "ended-by-us"]
+Ending = Literal["finished", "gave-up", "terminated", "stopped", "died", "silent", "never-started"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,12 @@ class CommStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CommRank:
-    """One rank of the check. `exit_code` is negative for a signal.
+    """One rank of the check. `exit_code` is negative for a signal, None where it is not known.
 
-    `ending` is `stopped` where the process was found stopped by a signal (SIGSTOP) and `ended-by-us` where it was still
-    running when the time was up.
+    `ending`: `finished` did all steps or left with an exception of its own · `gave-up` a step passed its deadline, the
+    rank said so and left · `terminated` was ended with the others (SIGTERM) · `stopped` was found stopped by a signal
+    (SIGSTOP) · `died` was gone without a word · `silent` was there, and neither went on nor gave up · `never-started`.
+    `time` is the moment of its last word, in seconds since the epoch.
     """
 
     rank: int
@@ -39,9 +41,8 @@ class CommRank:
     device: str = ""
     exit_code: int | None = None
     ending: Ending = "finished"
+    time: float | None = None
     steps: tuple[CommStep, ...] = ()
-    output: str = ""
-    """The last lines that the rank printed, where it failed."""
 
     @property
     def trouble(self) -> CommStep | None:
@@ -54,6 +55,20 @@ class CommRank:
         return bool(self.steps) and self.steps[-1].name == "goodbye" and self.trouble is None
 
     @property
+    def where(self) -> str:
+        """The step it came to, for a sentence: ` in all_reduce (bf16)`; empty where it began none."""
+        if not self.steps:
+            return ""
+        step = self.trouble or self.steps[-1]
+        return f" in {step.name}" + (f" ({step.dtype})" if step.dtype else "")
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """How far it came: the steps it ended, and whether it stands inside the next one."""
+        inside = bool(self.steps) and self.steps[-1].status in ("timeout", "unfinished")
+        return len(self.steps) - inside, inside
+
+    @property
     def arrived(self) -> bool:
         """Went through the rendezvous."""
         return any(step.name == "rendezvous" and step.status == "passed" for step in self.steps)
@@ -61,23 +76,29 @@ class CommRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What the name of the master resolves to on this machine; `error` where it does not."""
+    """What the name of the master resolves to on this machine; `error` where it does not.
+
+    `local` says whether one of the addresses is this machine's own.
+    """
 
     name: str
     addresses: tuple[str, ...] = ()
+    local: bool = False
     error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommFacts:
-    """The check as a whole. `port_taken` is the error of binding a port that the user chose, empty where it was free.
+    """The check as a whole. `port_taken` is the error of listening on a port that the user chose, and who holds it.
 
-    `ranks` is empty where the ranks were not started (the port was taken, or the name does not resolve).
+    `ranks` is empty where the ranks were not started (the port was taken, or the name does not resolve). `device` and
+    `backend` are what the ranks used, empty where none came so far.
     """
 
     world_size: int
-    backend: str
-    device: Literal["cpu", "cuda"]
+    backend: str = ""
+    device: str = ""
+    asked_device: Literal["auto", "cpu", "cuda"] = "auto"
     master_addr: str = ""
     master_port: int | None = None
     port_taken: str = ""
@@ -85,14 +106,23 @@ class CommFacts:
     ranks: tuple[CommRank, ...] = ()
     seconds: float = 0.0
     deadline: float = 30.0
-    shm_free: int | None = None
-    problem: str = ""
-    """Why the check could not be done at all, where that is not one of the above."""
+    timed_out: bool = False
+    """The limit for the check as a whole passed."""
+    output: str = ""
+    """The last lines that launcher and ranks printed, where the check did not pass."""
 
     @property
     def passed(self) -> bool:
         """Every rank answered and every value was right."""
         return len(self.ranks) == self.world_size > 0 and all(rank.healthy for rank in self.ranks)
+
+    @property
+    def problem(self) -> str:
+        """In one line what did not pass, without a reason; empty where all passed."""
+        if self.passed:
+            return ""
+        stuck = [f"rank {rank.rank} {rank.ending}{rank.where}" for rank in self.ranks if not rank.healthy]
+        return "; ".join(stuck) or self.port_taken or "no rank was started"
 
     def to_dict(self) -> dict[str, Any]:
         """For the details of the comm stage in the JSON document."""

@@ -18,9 +18,23 @@ from dsdoctor.machine import host, nvidia, variables
 from dsdoctor.machine.facts import Device, MachineFacts, NotCollected, OpBuild
 
 PROBE_COMMAND = (sys.executable, "-m", "dsdoctor.machine.probe")
-_DISTRIBUTIONS = frozenset(
-    "torch deepspeed transformers accelerate lightning pytorch-lightning peft trl datasets numpy triton flash-attn "
-    "bitsandbytes mpi4py ninja pydantic".split()
+_DISTRIBUTIONS = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "pytorch-lightning",
+    "peft",
+    "trl",
+    "datasets",
+    "numpy",
+    "triton",
+    "flash-attn",
+    "bitsandbytes",
+    "mpi4py",
+    "ninja",
+    "pydantic",
 )
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,7 +138,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _versions() -> dict[str, Any]:
     """Versions of the installed distributions, without importing them."""
-    return {"versions": {name: version for name in sorted(_DISTRIBUTIONS) if (version := _version(name))}}
+    return {"versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))}}
 
 
 def _version(distribution: str) -> str | None:

@@ -1,0 +1,95 @@
+"""The communication check: start real ranks through the user's launcher, and put together what became of each.
+
+Nothing is started where that cannot work: the master's name does not resolve, or the port that the user chose is taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.merge import merge
+from dsdoctor.comm.order import CommOrder, read_records
+from dsdoctor.comm.place import port_trouble, resolve
+from dsdoctor.runs.launcher import LaunchPlan, world_size
+from dsdoctor.runs.processes import LAUNCHER_OUTPUT, Completed, run_bounded
+
+RANK_MODULE = "dsdoctor.comm.rank"
+_OUTPUT_LINES = 40
+
+
+def check(
+    plan: LaunchPlan,
+    *,
+    config: Mapping[str, Any],
+    folder: Path,
+    deadline: float = 30.0,
+    timeout: float = 90.0,
+    module: str = RANK_MODULE,
+) -> CommFacts:
+    """Can the ranks of this plan meet, allocate, and exchange right values?
+
+    `config` is the ds_config, for the precision; `deadline` is the limit of one step and `timeout` that of the whole,
+    in seconds. `folder` is made and keeps the records of the ranks and what they printed. `module` is what the ranks
+    run. Raises LaunchError for a plan that no launcher can carry out, OSError where `folder` cannot be written.
+    """
+    facts = CommFacts(
+        world_size=world_size(plan),
+        asked_device=plan.device,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        resolution=resolve(plan.master_addr),
+        deadline=deadline,
+    )
+    facts = _with_port(facts)
+    if (facts.resolution and facts.resolution.error) or facts.port_taken:
+        return facts
+    folder.mkdir(parents=True, exist_ok=True)
+    order = CommOrder(folder=str(folder.resolve()), device=plan.device, dtypes=dtypes(config), deadline=deadline)
+    done = run_bounded(plan, module, [str(order.write())], folder=folder, cwd=folder, timeout=timeout)
+    return _completed(facts, done, folder)
+
+
+def dtypes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The precision of the config, if it is a low one, and fp32."""
+    for name in ("bf16", "bfloat16", "fp16"):
+        part = config.get(name)
+        if isinstance(part, Mapping) and part.get("enabled") is True:
+            return ("bf16" if name.startswith("b") else "fp16", "fp32")
+    return ("fp32",)
+
+
+def _with_port(facts: CommFacts) -> CommFacts:
+    """A port that the user chose is tested where rank 0 will listen on it: on this machine."""
+    here = facts.resolution is not None and facts.resolution.local
+    if facts.master_port is None or not here:
+        return facts
+    return replace(facts, port_taken=port_trouble(facts.master_port))
+
+
+def _completed(facts: CommFacts, done: Completed, folder: Path) -> CommFacts:
+    records = [read_records(folder, rank) for rank in range(facts.world_size)]
+    chosen = next((r for own in records for r in own if r["event"] == "chosen"), {})
+    facts = replace(
+        facts,
+        master_port=done.port,
+        device=chosen.get("device", ""),
+        backend=chosen.get("backend", ""),
+        ranks=merge(records, done.ranks),
+        seconds=round(done.seconds, 1),
+        timed_out=done.timed_out,
+    )
+    return facts if facts.passed else replace(facts, output=_tail(folder / LAUNCHER_OUTPUT))
+
+
+def _tail(path: Path) -> str:
+    """The last lines that the launcher and the ranks printed."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return "".join(deque(lines, maxlen=_OUTPUT_LINES))
+    except OSError:
+        return ""

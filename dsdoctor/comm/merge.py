@@ -1,0 +1,86 @@
+"""From the records of the ranks and of their attendants to facts: which steps each made, how it ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dsdoctor.comm.facts import CommRank, CommStep, Ending, StepStatus
+from dsdoctor.comm.order import LAST_STEP
+from dsdoctor.runs.attendance import Attendance
+
+Records = Sequence[Mapping[str, Any]]
+
+_STOPPED = ("T", "t")
+
+
+def merge(records: Sequence[Records], attendances: Sequence[Attendance]) -> tuple[CommRank, ...]:
+    """One `CommRank` for each list of records and what is known of its process, the rank being the place in both."""
+    seen = _seen_by_peers(records)
+    pairs = zip(records, attendances, strict=True)
+    return tuple(_rank(rank, own, process, seen.get(rank, "")) for rank, (own, process) in enumerate(pairs))
+
+
+def _rank(rank: int, records: Records, process: Attendance, state: str) -> CommRank:
+    chosen = next((record for record in records if record["event"] == "chosen"), {})
+    steps = _steps(records)
+    return CommRank(
+        rank=rank,
+        pid=process.pid,
+        host=process.host,
+        device=chosen.get("device", ""),
+        exit_code=process.exit_code,
+        ending=_ending(records, steps, process, state),
+        time=max((record["time"] for record in records), default=None),
+        steps=steps,
+    )
+
+
+def _steps(records: Records) -> tuple[CommStep, ...]:
+    """Every step that was begun. One without an end is `unfinished`, or `timeout` where the watchdog says so."""
+    steps: list[CommStep] = []
+    for record in records:
+        name, dtype = record.get("step", ""), record.get("dtype", "")
+        if record["event"] == "begin":
+            steps.append(CommStep(name=name, dtype=dtype, status="unfinished"))
+        elif record["event"] == "end":
+            steps[-1:] = [_step(record, record["status"])]
+        elif record["event"] in ("timeout", "terminated") and name:
+            steps[-1:] = [_step(record, "timeout" if record["event"] == "timeout" else "unfinished")]
+    return tuple(steps)
+
+
+def _step(record: Mapping[str, Any], status: StepStatus) -> CommStep:
+    return CommStep(
+        name=record["step"],
+        dtype=record["dtype"],
+        status=status,
+        seconds=round(record["seconds"], 3),
+        text=record.get("text", ""),
+        stack=record.get("stack", ""),
+    )
+
+
+def _ending(records: Records, steps: Sequence[CommStep], process: Attendance, state: str) -> Ending:
+    if not process.began:
+        return "never-started"
+    events = {record["event"] for record in records}
+    if steps and (steps[-1].status == "failed" or (steps[-1].name == LAST_STEP and steps[-1].status == "passed")):
+        return "finished"
+    if "timeout" in events:
+        return "gave-up"
+    if state in _STOPPED:
+        return "stopped"
+    if "terminated" in events:
+        return "terminated"
+    return "died" if process.over() and process.told is None and not process.deserted else "silent"
+
+
+def _seen_by_peers(records: Sequence[Records]) -> dict[int, str]:
+    """What the ranks saw of each other's processes when they failed or gave up; the first sight of a rank counts."""
+    sights = [(record["time"], record["peers"]) for own in records for record in own if record.get("peers")]
+    seen: dict[int, str] = {}
+    for _, peers in sorted(sights, key=lambda sight: sight[0]):
+        for rank, state in peers.items():
+            seen.setdefault(int(rank), state)
+    return seen
