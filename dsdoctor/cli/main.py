@@ -13,16 +13,13 @@ from collections.abc import Sequence
 
 import dsdoctor
 from dsdoctor.cli import comm, config, demo, env, explain, log, triage
+from dsdoctor.cli.errors import CannotWork
 
 COMMANDS = (triage, demo, log, config, comm, env, explain)
 
 EXIT_CODES = """exit codes:
   0 nothing wrong   1 at least one error found   2 dsdoctor could not do its work
   3 stopped early (Ctrl-C, --budget)   4 finished, but the verdict is inconclusive"""
-
-
-class CannotWork(Exception):
-    """The command cannot do its work (usage, unreadable input): one line for the user, exit code 2."""
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,64 @@
+"""`dsdoctor comm [DS_CONFIG]`: can the ranks talk."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dsdoctor.cli.options import add_output_options, duration, positive
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "comm",
+        help="can the ranks talk, and who cannot",
+        description="Start ranks on this machine and check rendezvous, device, allocation and collectives by their values.",
+    )
+    parser.add_argument("config", metavar="DS_CONFIG", nargs="?", help="for the dtypes that the job will send")
+    parser.add_argument("--nproc", type=positive, metavar="N", help="ranks to start (default: all GPUs, else 2)")
+    parser.add_argument("--deadline", type=duration, default=30.0, metavar="S", help="seconds a step (default 30)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dsdoctor.case import Case
+    from dsdoctor.comm.check import check
+    from dsdoctor.diagnoses import diagnose
+    from dsdoctor.dsconfig import load_config
+    from dsdoctor.machine.collect import collect
+    from dsdoctor.report.document import document, dumps
+    from dsdoctor.report.terminal import Terminal
+    from dsdoctor.runs.launcher import LaunchPlan
+
+    config = load_config(Path(arguments.config), release="", world_size=1).data if arguments.config else {}
+    machine = collect(config=None, folder=Path.cwd())
+    port = os.environ.get("MASTER_PORT", "")
+    plan = LaunchPlan(
+        nproc=arguments.nproc or len(machine.devices) or 2,
+        master_addr=os.environ.get("MASTER_ADDR") or "127.0.0.1",
+        master_port=int(port) if port.isdigit() else None,
+        device=arguments.device,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="dsdoctor-comm-"))
+    try:
+        facts = check(plan, config=config, folder=folder, deadline=arguments.deadline, timeout=3 * arguments.deadline + 30)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    findings = diagnose(Case(comm=facts, machine=machine)).findings
+    code = 0 if facts.passed and not any(f.severity == "error" for f in findings) else 1
+    if arguments.json:
+        extra = {"comm": facts.to_dict()}
+        print(dumps(document("comm", exit_code=code, findings=findings, environment=machine.to_dict(), extra=extra)))
+        return code
+    terminal = Terminal(sys.stdout)
+    terminal.findings(findings)
+    healthy = f"{facts.world_size} ranks over {facts.backend} on {facts.device}: all values right"
+    terminal.line(healthy if facts.passed else facts.problem or "the check failed")
+    return code

@@ -1,0 +1,67 @@
+"""`dsdoctor triage DS_CONFIG TRAIN.py [-- script args]`: all stages, one verdict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.options import add_output_options, add_run_options, job
+from dsdoctor.job import Job
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "triage",
+        help="run all stages on a job and say who is to blame",
+        description="Examine a DeepSpeed job in stages and give one verdict. Arguments after -- go to the script.",
+        usage="dsdoctor triage DS_CONFIG TRAIN.py [options] [-- script args]",
+    )
+    parser.add_argument("config", metavar="DS_CONFIG")
+    parser.add_argument("script", metavar="TRAIN.py")
+    parser.add_argument("--stages", metavar="a,b", help="only these stages, by name")
+    add_run_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return examine(job(arguments, stages=_stages(arguments.stages)), "triage", as_json=arguments.json)
+
+
+def examine(asked: Job, command: str, *, as_json: bool) -> int:
+    """Run the triage of a job, print it, keep it in the report folder, and return the exit code."""
+    from dsdoctor.report.document import document, dumps
+    from dsdoctor.report.terminal import Terminal
+    from dsdoctor.triage import triage
+
+    terminal = Terminal(sys.stderr if as_json else sys.stdout)
+    result = triage(asked, done=terminal.stage, tell=lambda text: terminal.line(f"    {text}", style="dim"))
+    machine = result.case.machine
+    built = document(
+        command,
+        exit_code=result.exit_code,
+        findings=result.findings,
+        environment=machine.to_dict() if machine else None,
+        stages=[vars(stage) for stage in result.stages],
+        verdict=result.verdict,
+        extra={"report_folder": str(asked.folder)},
+    )
+    text = dumps(built)
+    (asked.folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(text)
+    else:
+        terminal.triage(result)
+    return result.exit_code
+
+
+def _stages(text: str | None) -> tuple[str, ...]:
+    from dsdoctor.triage import STAGES
+
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        raise CannotWork(f"no such stage: {', '.join(unknown)} (there are {', '.join(STAGES)})")
+    return names

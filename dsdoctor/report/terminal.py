@@ -1,0 +1,133 @@
+"""What a person reads: one line a stage, then the verdict, then the findings with their evidence and fixes.
+
+Colour only on a terminal (and not with NO_COLOR); text that came from the user's programs is shown without its control
+characters, so that nothing in a log can drive the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from dsdoctor.finding import Evidence, Finding, Verdict
+from dsdoctor.triage import StageResult, Triage
+from dsdoctor.units import seconds
+
+_MARKS = {
+    "passed": ("✓", "green"),
+    "warned": ("!", "yellow"),
+    "failed": ("✗", "red"),
+    "timeout": ("✗", "red"),
+    "crashed": ("✗", "red"),
+    "skipped": ("–", "dim"),
+}
+_SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("i", "blue")}
+_MOST_EVIDENCE = 6
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Terminal:
+    """Writes to one stream; `Terminal(sys.stderr)` for progress beside a JSON document."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self._console.print(Text(clean(text), style=style))
+
+    def stage(self, result: StageResult) -> None:
+        """`[✓] comm  2 ranks over gloo, all values right (4.1 s)`."""
+        mark, colour = _MARKS[result.status]
+        text = Text()
+        text.append(f"[{mark}] ", style=colour)
+        text.append(f"{result.name:<19}", style="bold" if result.status != "skipped" else "dim")
+        text.append(clean(result.why).replace("\n", " "), style="dim" if result.status == "skipped" else "")
+        if result.status != "skipped":
+            text.append(f" ({seconds(result.seconds)})", style="dim")
+        self._console.print(text)
+
+    def finding(self, finding: Finding) -> None:
+        """Id and title, cause, evidence, caveat, fixes."""
+        mark, colour = _SEVERITY[finding.severity]
+        head = Text(f"\n{mark} ", style=colour)
+        head.append(finding.id, style="bold")
+        head.append(f"  {finding.title}")
+        note = finding.severity + (", a consequence" if finding.role == "consequence" else "")
+        head.append(f"  ({note}, {finding.confidence:.0%} sure)", style="dim")
+        self._console.print(head)
+        self.line(f"  {finding.cause}")
+        for evidence in finding.evidence[:_MOST_EVIDENCE]:
+            self.line(f"    {_where(evidence)}{evidence.text.strip()}", style="dim")
+        if len(finding.evidence) > _MOST_EVIDENCE:
+            self.line(f"    … and {len(finding.evidence) - _MOST_EVIDENCE} more", style="dim")
+        if finding.caveat:
+            self.line(f"  but: {finding.caveat}")
+        for fix in finding.fixes:
+            patch = f"  {json.dumps(fix.patch)}" if fix.patch else ""
+            self.line(f"  → {fix.text}{patch}")
+
+    def findings(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            self.finding(finding)
+
+    def verdict(self, verdict: Verdict) -> None:
+        colour = "green" if verdict.blame == "healthy" else "yellow" if verdict.blame == "inconclusive" else "red"
+        text = Text("\n")
+        text.append(verdict.blame, style=f"bold {colour}")
+        text.append(f" ({verdict.confidence:.0%} sure): {clean(verdict.summary)}")
+        self._console.print(text)
+        if verdict.culprit:
+            self.line(f"change in the ds_config: {', '.join(verdict.culprit)}", style="bold")
+
+    def triage(self, result: Triage) -> None:
+        """What comes after the stage lines: findings first, the verdict last, where the eye is."""
+        self.findings(result.findings)
+        self._first_bad(result)
+        for broken in result.broken_rules:
+            self.line(f"\na rule of dsdoctor itself failed, please report it: {broken}", style="red")
+        self._side_effects(result)
+        if result.stopped_early:
+            self.line("\nstopped early: what follows rests on the stages that were finished", style="yellow")
+        self.verdict(result.verdict)
+        self.line(f"everything that was seen is in {result.job.folder}", style="dim")
+
+    def _first_bad(self, result: Triage) -> None:
+        details = next((stage.details for stage in result.stages if stage.name == "numerics"), {})
+        if details.get("frames"):
+            self.line("\nthe frames before the first non-finite value:", style="bold")
+            self.line(str(details["frames"]).rstrip())
+        if details.get("patch"):
+            self.line("\na patch for that module, ready to paste:", style="bold")
+            self.line(str(details["patch"]).rstrip())
+
+    def _side_effects(self, result: Triage) -> None:
+        notes = {note: None for run in result.case.runs for note in run.notes}
+        written = sorted({path for run in result.case.runs for path in run.written})
+        if notes:
+            self.line("\nwhat dsdoctor changed for these runs:", style="dim")
+        for note in notes:
+            self.line(f"  {note}", style="dim")
+        if written:
+            shown = ", ".join(written[:5]) + (f" and {len(written) - 5} more" if len(written) > 5 else "")
+            self.line(f"the script itself wrote in the working directory: {shown}", style="yellow")
+
+
+def clean(text: str) -> str:
+    """Without control characters other than newline and tab, and without lone surrogates."""
+    return _CONTROL.sub("", text).encode("utf-8", "replace").decode("utf-8")
+
+
+def _where(evidence: Evidence) -> str:
+    parts = [evidence.source]
+    if evidence.line is not None:
+        parts[0] += f":{evidence.line}"
+    if evidence.rank is not None:
+        parts.append(f"rank {evidence.rank}")
+    if evidence.step is not None:
+        parts.append(f"step {evidence.step}")
+    return ", ".join(part for part in parts if part) + ": "

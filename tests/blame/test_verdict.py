@@ -1,0 +1,157 @@
+"""The rows of the verdict, in their order of precedence, from hand-made cases."""
+
+import math
+
+from dsdoctor.blame.verdict import decide
+from dsdoctor.case import Case
+from dsdoctor.finding import Finding, FirstBad
+from dsdoctor.runs.facts import EngineFacts, Failure, RankRun, Run, Step
+
+NAN = math.nan
+FINE = (Step(index=0, losses=(1.0,)), Step(index=1, losses=(0.9,)))
+BAD = (Step(index=0, losses=(1.0,)), Step(index=1, losses=(NAN,)))
+
+
+def leg(name, steps=FINE, *, outcome="stopped", precision="bf16", failure=None, **values):
+    facts = EngineFacts(framework="deepspeed", config={}, precision=precision, zero_stage=2, optimizer="AdamW")
+    values.setdefault("engine", "deepspeed")
+    ranks = tuple(
+        RankRun(rank=r, steps=steps, called_engine=True, completed=outcome == "stopped", failure=failure if r == 1 else None)
+        for r in range(2)
+    )
+    return Run(
+        leg=name,
+        precision="as-configured",
+        outcome=outcome,
+        ranks=ranks,
+        seconds=1.0,
+        folder="",
+        world_size=2,
+        facts=facts,
+        **values,
+    )
+
+
+def finding(identifier, *, severity="error", role="root", keys=()):
+    return Finding(
+        id=identifier, severity=severity, role=role, confidence=0.9, title="t", cause="the cause", evidence=(), keys=keys
+    )
+
+
+def blame(*runs, findings=()):
+    return decide(Case(runs=runs), findings)
+
+
+def raised(name, kind="KeyError", message="'unknown'"):
+    failure = Failure(rank=1, type=kind, message=message, time=1.0)
+    return leg(name, outcome="raised", failure=failure)
+
+
+def test_healthy_needs_steps_and_no_error():
+    assert blame(leg("with-deepspeed"), leg("without-deepspeed")).blame == "healthy"
+    assert blame(leg("with-deepspeed", steps=())).blame == "inconclusive"
+
+
+def test_a_warning_does_not_make_a_healthy_run_sick():
+    warning = finding("config/ineffective", severity="warning")
+    assert blame(leg("with-deepspeed"), leg("without-deepspeed"), findings=[warning]).blame == "healthy"
+
+
+def test_precision_fails_low_with_and_without_and_passes_in_fp32():
+    runs = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), leg("control-fp32"))
+    assert blame(*runs).blame == "precision"
+
+
+def test_without_the_control_precision_is_not_claimed():
+    runs = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD))
+    assert blame(*runs).blame == "inconclusive"
+
+
+def test_the_script_fails_in_fp32_too():
+    runs = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), leg("control-fp32", BAD))
+    assert blame(*runs).blame == "script"
+
+
+def test_a_configured_fp32_needs_no_control():
+    runs = (leg("with-deepspeed", BAD, precision="fp32"), leg("without-deepspeed", BAD, precision="fp32"))
+    assert blame(*runs).blame == "script"
+
+
+def test_the_same_exception_with_and_without_is_the_scripts():
+    assert blame(raised("with-deepspeed"), raised("without-deepspeed")).blame == "script"
+
+
+def test_another_exception_without_proves_nothing():
+    runs = (raised("with-deepspeed"), raised("without-deepspeed", kind="AttributeError"))
+    assert blame(*runs).blame == "inconclusive"
+
+
+def test_deepspeed_fails_alone():
+    assert blame(leg("with-deepspeed", BAD), leg("without-deepspeed")).blame == "deepspeed"
+
+
+def test_config_proved_by_lint_names_the_keys():
+    lint = finding("config/batch-size", keys=("train_batch_size",))
+    verdict = blame(raised("with-deepspeed", kind="AssertionError"), findings=[lint])
+    assert (verdict.blame, verdict.culprit) == ("config", ("train_batch_size",))
+
+
+def test_config_proved_by_a_run_that_passes_once_the_key_is_changed():
+    proof = leg("proof", changed=("communication_data_type",))
+    verdict = blame(leg("with-deepspeed", BAD), leg("without-deepspeed"), proof)
+    assert (verdict.blame, verdict.culprit) == ("config", ("communication_data_type",))
+
+
+def test_a_proof_that_fails_proves_nothing():
+    proof = leg("proof", BAD, changed=("communication_data_type",))
+    assert blame(leg("with-deepspeed", BAD), leg("without-deepspeed"), proof).blame == "deepspeed"
+
+
+def test_the_environment_comes_before_the_config():
+    found = [finding("launch/port-in-use"), finding("config/batch-size", keys=("train_batch_size",))]
+    assert blame(raised("with-deepspeed"), findings=found).blame == "environment"
+
+
+def test_a_run_that_passed_refutes_an_estimate_of_the_environment():
+    verdict = blame(leg("with-deepspeed"), findings=[finding("memory/will-not-fit")])
+    assert verdict.blame == "inconclusive"
+
+
+def test_a_known_defect_comes_before_the_config():
+    found = [finding("config/conflict"), finding("version/known-defect", keys=("zero_optimization.stage",))]
+    verdict = blame(leg("with-deepspeed", BAD), findings=found)
+    assert (verdict.blame, verdict.culprit) == ("deepspeed", ("zero_optimization.stage",))
+
+
+def test_a_consequence_is_never_the_reason():
+    consequence = finding("launch/port-in-use", role="consequence")
+    assert blame(raised("with-deepspeed"), raised("without-deepspeed"), findings=[consequence]).blame == "script"
+
+
+def test_a_script_that_the_plain_engine_cannot_play_leaves_the_question_open():
+    runs = (leg("with-deepspeed", BAD), raised("without-deepspeed", kind="dsdoctor.runs.plain.NotPlayed"))
+    assert blame(*runs).blame == "inconclusive"
+
+
+def test_the_first_bad_value_is_the_earliest_over_the_ranks():
+    def bad(rank, step, phase):
+        return FirstBad(rank=rank, step=step, micro_step=0, phase=phase, module="m", tensor="output", kind="nan")
+
+    ranks = (
+        RankRun(rank=0, first_bad=bad(0, 4, "backward")),
+        RankRun(rank=1, first_bad=bad(1, 4, "forward")),
+    )
+    numerics = Run(
+        leg="numerics",
+        engine="deepspeed",
+        precision="as-configured",
+        outcome="stopped",
+        ranks=ranks,
+        seconds=1.0,
+        folder="",
+        world_size=2,
+    )
+    runs = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), leg("control-fp32"), numerics)
+    verdict = blame(*runs)
+    assert verdict.first_bad is not None
+    assert verdict.first_bad.rank == 1

@@ -1,0 +1,86 @@
+"""Hangs: who waits for whom."""
+
+import pytest
+
+from dsdoctor.case import Case
+from dsdoctor.runs.facts import Failure, Frame, RankRun, Run, Step
+from tests.diagnoses.examples import found
+
+SCRIPT = Frame(file="/home/u/train.py", line=80, function="main", text="dist.barrier()")
+BARRIER = Frame(file="/env/site-packages/torch/distributed/distributed_c10d.py", line=4, function="barrier")
+SLEEP = Frame(file="/home/u/train.py", line=44, function="read", text="time.sleep(3600)")
+REDUCE = Frame(file="/env/site-packages/deepspeed/runtime/engine.py", line=9, function="allreduce")
+
+
+def steps(count):
+    return tuple(Step(index=i, losses=(1.0,)) for i in range(count))
+
+
+def hung(*ranks, outcome="hung", leg="with-deepspeed"):
+    return Case(
+        runs=(
+            Run(
+                leg=leg,
+                engine="deepspeed",
+                precision="as-configured",
+                outcome=outcome,
+                ranks=ranks,
+                seconds=30.0,
+                folder="",
+                world_size=len(ranks),
+            ),
+        )
+    )
+
+
+WAITS_IN_STEP = RankRun(rank=0, steps=steps(8), last_step=8, last_phase="step", stack=(SCRIPT, REDUCE, BARRIER))
+LEFT_LOOP = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", stack=(SCRIPT, BARRIER))
+SLEEPS = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", stack=(SLEEP,))
+BOTH_IN_STEP = RankRun(rank=1, steps=steps(8), last_step=8, last_phase="step", stack=(SCRIPT, REDUCE, BARRIER))
+ENDED = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", completed=True)
+LOST = RankRun(
+    rank=0,
+    steps=steps(8),
+    last_step=8,
+    last_phase="step",
+    failure=Failure(rank=0, type="RuntimeError", message="[gloo] Connection closed by peer [127.0.0.1]:4242"),
+)
+RAISED = RankRun(rank=1, steps=steps(8), last_phase="script", failure=Failure(rank=1, type="KeyError", message="'x'"))
+
+POSITIVE = {
+    "hang/uneven-batches": [hung(WAITS_IN_STEP, LEFT_LOOP), hung(LOST, ENDED, outcome="raised")],
+    "hang/stalled-rank": [hung(WAITS_IN_STEP, SLEEPS), hung(SLEEPS)],
+}
+NEGATIVE = {
+    "hang/uneven-batches": [
+        hung(WAITS_IN_STEP, SLEEPS),
+        hung(WAITS_IN_STEP, BOTH_IN_STEP),
+        hung(WAITS_IN_STEP, LEFT_LOOP, outcome="stopped"),
+        hung(LOST, RAISED, outcome="raised"),
+        Case(),
+    ],
+    "hang/stalled-rank": [hung(WAITS_IN_STEP, LEFT_LOOP), hung(WAITS_IN_STEP, SLEEPS, outcome="raised"), Case()],
+}
+
+
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in POSITIVE.items() for c in cases])
+def test_positive(identifier, case):
+    assert found(case, identifier)
+
+
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in NEGATIVE.items() for c in cases])
+def test_negative(identifier, case):
+    assert not found(case, identifier)
+
+
+def test_the_stuck_line_is_shown():
+    (finding,) = found(hung(WAITS_IN_STEP, SLEEPS), "hang/stalled-rank")
+    assert "train.py:44" in finding.cause
+    assert "time.sleep(3600)" in finding.cause
+    assert "rank 1" in finding.cause
+
+
+def test_both_ranks_are_in_the_evidence_of_uneven_batches():
+    (finding,) = found(hung(WAITS_IN_STEP, LEFT_LOOP), "hang/uneven-batches")
+    assert {evidence.rank for evidence in finding.evidence} == {0, 1}
+    assert finding.cause.startswith("rank 1 left its training loop after 8 steps")

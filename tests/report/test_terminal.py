@@ -1,0 +1,61 @@
+"""What a person reads: no control characters from elsewhere, no colour outside a terminal."""
+
+import io
+
+from dsdoctor.finding import Evidence, Finding, Fix, Verdict
+from dsdoctor.report.terminal import Terminal, clean
+from dsdoctor.triage import StageResult
+
+ESC = "\x1b"
+
+
+def shown(show):
+    stream = io.StringIO()
+    show(Terminal(stream))
+    return stream.getvalue()
+
+
+def test_a_stage_is_one_line_with_its_mark():
+    text = shown(lambda t: t.stage(StageResult(name="comm", status="passed", why="2 ranks over gloo\nfine", seconds=4.1)))
+    assert text.count("\n") == 1
+    assert text.startswith("[✓] comm")
+    assert "4.1 s" in text
+
+
+def test_every_status_has_its_mark():
+    marks = {"passed": "✓", "warned": "!", "failed": "✗", "timeout": "✗", "crashed": "✗", "skipped": "–"}
+    for status, mark in marks.items():
+        assert shown(lambda t, s=status: t.stage(StageResult(name="x", status=s))).startswith(f"[{mark}]")
+
+
+def test_text_of_the_users_programs_cannot_drive_the_terminal():
+    finding = Finding(
+        id="a/b",
+        severity="error",
+        role="root",
+        confidence=0.5,
+        title="t",
+        cause=f"{ESC}]0;owned\x07 {ESC}[2J",
+        evidence=(Evidence(source="log", line=3, rank=1, text=f"{ESC}[31mred"),),
+        fixes=(Fix(text="do it", patch={"a": 1}),),
+    )
+    text = shown(lambda t: t.finding(finding))
+    assert ESC not in text
+    assert "log:3, rank 1: [31mred" in text
+    assert '{"a": 1}' in text
+
+
+def test_rich_markup_in_text_is_shown_as_it_is():
+    text = shown(lambda t: t.line("[bold]x[/bold] [rank0]: y"))
+    assert text == "[bold]x[/bold] [rank0]: y\n"
+
+
+def test_the_verdict_names_the_keys_to_change():
+    verdict = Verdict(blame="config", summary="Wrong.", confidence=0.9, culprit=("train_batch_size",))
+    text = shown(lambda t: t.verdict(verdict))
+    assert "config (90% sure): Wrong." in text
+    assert "train_batch_size" in text
+
+
+def test_lone_surrogates_can_be_written():
+    assert clean("a\udcffb").encode("utf-8")
