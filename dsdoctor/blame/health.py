@@ -14,7 +14,9 @@ from typing import Literal
 from dsdoctor import loss_scale
 from dsdoctor.runs.facts import RankRun, Run, Step
 
-Trouble = Literal["raised", "exited", "killed", "hung", "timeout", "not-started", "non-finite", "collapse", "all-skipped"]
+Trouble = Literal[
+    "raised", "exited", "killed", "hung", "timeout", "not-started", "non-finite", "collapse", "all-skipped"
+]
 NUMERIC: tuple[Trouble, ...] = ("non-finite", "collapse", "all-skipped")
 _OF_PROCESS: dict[str, Trouble] = {
     "raised": "raised",
@@ -80,7 +82,8 @@ def _sign(run: Run, rank: RankRun, step: Step) -> Health | None:
 
 
 def _non_finite(why: str, rank: RankRun, step: Step) -> Health:
-    return Health(trouble="non-finite", why=f"{why} in step {step.index} on rank {rank.rank}", step=step.index, rank=rank.rank)
+    where = f"in step {step.index} on rank {rank.rank}"
+    return Health(trouble="non-finite", why=f"{why} {where}", step=step.index, rank=rank.rank)
 
 
 def _processes(run: Run) -> Health | None:

@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "comm",
         help="can the ranks talk, and who cannot",
-        description="Start ranks on this machine and check rendezvous, device, allocation and collectives by their values.",
+        description="Start ranks here and check rendezvous, device, allocation and collectives by their values.",
     )
     parser.add_argument("config", metavar="DS_CONFIG", nargs="?", help="for the dtypes that the job will send")
     parser.add_argument("--nproc", type=positive, metavar="N", help="ranks to start (default: all GPUs, else 2)")
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     folder = Path(tempfile.mkdtemp(prefix="dsdoctor-comm-"))
     try:
-        facts = check(plan, config=config, folder=folder, deadline=arguments.deadline, timeout=3 * arguments.deadline + 30)
+        timeout = 3 * arguments.deadline + 30
+        facts = check(plan, config=config, folder=folder, deadline=arguments.deadline, timeout=timeout)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     findings = diagnose(Case(comm=facts, machine=machine)).findings

@@ -15,10 +15,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="triage the packaged demo",
-        description="Triage a small T5-style encoder that overflows fp16 in one feed-forward block (--healthy: in bf16).",
+        description="Triage a small T5-style encoder that overflows fp16 in one block (--healthy: in bf16).",
     )
     parser.add_argument("--healthy", action="store_true", help="the same model in bf16, where nothing is wrong")
-    parser.add_argument("--out", default="dsdoctor-report", metavar="DIR", help="reports, a new numbered folder each time")
+    parser.add_argument("--out", default="dsdoctor-report", metavar="DIR", help="reports, a numbered folder each")
     parser.add_argument("--timeout", type=duration, default=600.0, metavar="S", help="seconds a run (default 600)")
     add_output_options(parser)
     parser.set_defaults(run=run)

@@ -9,7 +9,8 @@ from typing import Any
 
 from dsdoctor.cli.options import add_output_options
 from dsdoctor.finding import Finding
-from dsdoctor.machine.facts import MachineFacts
+from dsdoctor.machine.facts import Limit, MachineFacts
+from dsdoctor.units import size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,21 +49,21 @@ def _show(machine: MachineFacts, findings: tuple[Finding, ...]) -> None:
 
 
 def _rows(machine: MachineFacts) -> list[tuple[str, str]]:
-    from dsdoctor.units import size
-
-    limit = size(machine.cgroup_limit) if isinstance(machine.cgroup_limit, int) else str(machine.cgroup_limit or "unknown")
-    memlock = size(machine.memlock) if isinstance(machine.memlock, int) else str(machine.memlock or "unknown")
     rows = [
         ("host", f"{machine.host}, {machine.platform}"),
         ("python", f"{machine.python} ({machine.executable})"),
         *sorted(machine.versions.items()),
         ("cores", f"{machine.usable_cores} usable of {machine.cores}"),
         ("memory", f"{size(machine.memory_available)} available of {size(machine.memory_total)}"),
-        ("cgroup limit", limit),
+        ("cgroup limit", _limit(machine.cgroup_limit)),
         ("/dev/shm", f"{size(machine.shm_free)} free of {size(machine.shm_total)}"),
-        ("memlock", memlock),
+        ("memlock", _limit(machine.memlock)),
         *[("disk", f"{size(disk.free_bytes)} free for {disk.path}") for disk in machine.disks],
     ]
     rows += [("GPU", f"{d.name}, {size(d.total_bytes)}") for d in machine.devices] or [("GPU", "none that torch sees")]
     rows += [(name, value) for name, value in sorted(machine.environment.items())]
     return rows + [("not collected", f"{n.probe}: {n.why}") for n in machine.not_collected]
+
+
+def _limit(value: Limit) -> str:
+    return size(value) if isinstance(value, int) else str(value or "unknown")

@@ -36,7 +36,9 @@ class UnevenBatches(Diagnosis):
             return
         waiting = [rank for rank in run.ranks if rank.last_phase in _ENGINE_PHASES]
         left = [rank for rank in run.ranks if rank.completed or (rank.last_phase == "script" and _in_collective(rank))]
-        pairs = [(w, e) for w in waiting for e in left if len(e.steps) < w.last_step + 1 and w.last_step >= len(e.steps)]
+        pairs = [
+            (w, e) for w in waiting for e in left if len(e.steps) < w.last_step + 1 and w.last_step >= len(e.steps)
+        ]
         if not pairs:
             return
         waiter, early = pairs[0]
@@ -49,8 +51,12 @@ class UnevenBatches(Diagnosis):
             confidence=0.9,
             caveat="A rank that left its loop after an exception of its own that the script swallowed looks the same.",
             fixes=(
-                Fix(text="give every rank the same number of batches: drop_last=True, a DistributedSampler, equal shards"),
-                Fix(text="or agree on the end: all-reduce a flag 'I have a batch' (MIN) before each step and stop together"),
+                Fix(
+                    text="give every rank the same number of batches: drop_last=True, a DistributedSampler, equal shards"
+                ),
+                Fix(
+                    text="or agree on the end: all-reduce a flag 'I have a batch' (MIN) before each step and stop together"
+                ),
             ),
         )
 
@@ -115,7 +121,9 @@ def _own_failure(rank: RankRun) -> bool:
 
 def _in_collective(rank: RankRun) -> bool:
     """Its stack goes through torch.distributed or DeepSpeed's communication."""
-    return any("distributed_c10d" in f.file or "/deepspeed/comm/" in f.file or "/deepspeed/" in f.file for f in rank.stack)
+    return any(
+        "distributed_c10d" in f.file or "/deepspeed/comm/" in f.file or "/deepspeed/" in f.file for f in rank.stack
+    )
 
 
 def _own_frame(rank: RankRun) -> Frame | None:

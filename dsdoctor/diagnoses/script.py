@@ -32,7 +32,9 @@ class NoEngine(Diagnosis):
             return
         yield self.finding(
             cause="the script ended without an error and never handed a model to DeepSpeed",
-            evidence=(Evidence(source=run.leg, text=f"{run.world_size} ranks finished, none called deepspeed.initialize"),),
+            evidence=(
+                Evidence(source=run.leg, text=f"{run.world_size} ranks finished, none called deepspeed.initialize"),
+            ),
             confidence=0.9,
             caveat="Training that the script starts in processes of its own is not seen.",
             fixes=(Fix(text="pass the script's arguments that switch DeepSpeed on after --"),),

@@ -28,11 +28,9 @@ def environment(examination: Examination) -> StageResult:
     missing = [name for name in ("torch", "deepspeed") if name not in machine.versions]
     if missing:
         return StageResult(name="environment", status="failed", why=f"{' and '.join(missing)} cannot be imported")
-    devices = f"{len(machine.devices)} x {machine.devices[0].name}" if machine.devices else "no GPU, rehearsal on the CPU"
-    why = (
-        f"Python {machine.python}, torch {machine.versions['torch']}, DeepSpeed {machine.versions['deepspeed']}; {devices}; "
-        f"{size(machine.host_available)} of host memory free"
-    )
+    gpus = f"{len(machine.devices)} x {machine.devices[0].name}" if machine.devices else "no GPU, rehearsal on the CPU"
+    versions = f"torch {machine.versions['torch']}, DeepSpeed {machine.versions['deepspeed']}"
+    why = f"Python {machine.python}, {versions}; {gpus}; {size(machine.host_available)} of host memory free"
     status, trouble = _from_findings(Case(machine=machine))
     return StageResult(name="environment", status=status, why=trouble or why, details=machine.to_dict())
 
@@ -119,7 +117,8 @@ def cannot_run(examination: Examination) -> str:
 
 def comm_failed(examination: Examination) -> str:
     result = examination.result("comm")
-    return "the ranks cannot talk to each other" if result is not None and result.status in ("failed", "timeout") else ""
+    failed = result is not None and result.status in ("failed", "timeout")
+    return "the ranks cannot talk to each other" if failed else ""
 
 
 def _settle_framework(examination: Examination, probe: Run) -> None:

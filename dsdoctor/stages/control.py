@@ -20,7 +20,8 @@ def control_fp32(examination: Examination) -> StageResult:
     """The same in fp32, then one run for each suspected key; only where a run went wrong in a way they can explain."""
     given = examination.case.run("with-deepspeed")
     if given is None or not judge(given).failed:
-        return StageResult(name="control-fp32", status="skipped", why="nothing failed" if given else "no run to control")
+        why = "nothing failed" if given else "no run to control"
+        return StageResult(name="control-fp32", status="skipped", why=why)
     control = _in_fp32(examination, given)
     proofs = _proofs(examination)
     lines = [result.why for result in (control,) if result is not None]
@@ -41,8 +42,8 @@ def _in_fp32(examination: Examination, given: Run) -> StageResult | None:
     plain = examination.case.run("without-deepspeed")
     if plain is not None and not plain.not_played and not judge(plain).failed:
         return None
-    engine = "deepspeed" if plain is not None and plain.not_played else "plain"
-    run = observe(examination, "control-fp32", engine="deepspeed" if engine == "deepspeed" else "plain", precision="fp32")
+    playable = plain is None or not plain.not_played
+    run = observe(examination, "control-fp32", engine="plain" if playable else "deepspeed", precision="fp32")
     examination.learn(runs=(*examination.case.runs, run))
     result = told(run)
     return replace(result, why=f"in fp32: {result.why}")

@@ -112,4 +112,5 @@ def _compared(examination: Examination, plain: Run) -> str:
     comparison = compare(given, plain)
     if comparison.steps == 0:
         return ""
-    return f"; losses within {comparison.largest_difference:.1%} of the run with DeepSpeed over {comparison.steps} steps"
+    apart = f"{comparison.largest_difference:.1%}"
+    return f"; losses within {apart} of the run with DeepSpeed over {comparison.steps} steps"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dsdoctor.runs.facts import Leg, Run
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.spec import RunSpec
+from dsdoctor.runs.store import keep, key_of, recall
 from dsdoctor.runs.supervise import Limits, supervise
 from dsdoctor.runs.written import changed, listing
 from dsdoctor.triage import Examination
@@ -71,7 +72,21 @@ def observe(
         seed=job.seed,
         device=job.device,
     )
+    plan = launch_plan(examination)
+    key = key_of(spec, plan, examination.machine.versions)
+    known = recall(job.folder.parent, name or leg, key) if job.resume else None
+    if known is not None:
+        examination.tell(f"{name or leg}: reusing the run of {known.folder}")
+        return known
+    run = _observed(examination, spec, plan, leg)
+    keep(run, key)
+    return run
+
+
+def _observed(examination: Examination, spec: RunSpec, plan: LaunchPlan, leg: Leg) -> Run:
+    """Run it, and see what else it wrote in the working directory."""
+    job = examination.job
     before = listing(job.cwd, leave_out=job.folder.parent)
     limits = Limits(timeout=min(job.timeout, job.remaining()), stall=job.stall)
-    run = supervise(spec, launch_plan(examination), limits, leg, progress=examination.tell)
+    run = supervise(spec, plan, limits, leg, progress=examination.tell)
     return replace(run, written=changed(before, listing(job.cwd, leave_out=job.folder.parent)))

@@ -16,7 +16,13 @@ def leg(name, steps=FINE, *, outcome="stopped", precision="bf16", failure=None, 
     facts = EngineFacts(framework="deepspeed", config={}, precision=precision, zero_stage=2, optimizer="AdamW")
     values.setdefault("engine", "deepspeed")
     ranks = tuple(
-        RankRun(rank=r, steps=steps, called_engine=True, completed=outcome == "stopped", failure=failure if r == 1 else None)
+        RankRun(
+            rank=r,
+            steps=steps,
+            called_engine=True,
+            completed=outcome == "stopped",
+            failure=failure if r == 1 else None,
+        )
         for r in range(2)
     )
     return Run(
@@ -34,7 +40,14 @@ def leg(name, steps=FINE, *, outcome="stopped", precision="bf16", failure=None, 
 
 def finding(identifier, *, severity="error", role="root", keys=()):
     return Finding(
-        id=identifier, severity=severity, role=role, confidence=0.9, title="t", cause="the cause", evidence=(), keys=keys
+        id=identifier,
+        severity=severity,
+        role=role,
+        confidence=0.9,
+        title="t",
+        cause="the cause",
+        evidence=(),
+        keys=keys,
     )
 
 

@@ -16,7 +16,8 @@ def shown(show):
 
 
 def test_a_stage_is_one_line_with_its_mark():
-    text = shown(lambda t: t.stage(StageResult(name="comm", status="passed", why="2 ranks over gloo\nfine", seconds=4.1)))
+    result = StageResult(name="comm", status="passed", why="2 ranks over gloo\nfine", seconds=4.1)
+    text = shown(lambda t: t.stage(result))
     assert text.count("\n") == 1
     assert text.startswith("[✓] comm")
     assert "4.1 s" in text
