@@ -19,8 +19,8 @@ class UnevenBatches(Diagnosis):
     (it ended, or it waits in a collective of the script's own) after fewer optimizer steps than the rank that waits
     inside the engine. Every rank's own stack and step count is in the evidence.
 
-    When it could be wrong: a rank that left its loop for another reason, such as an exception that the script swallowed,
-    looks the same; its output says so. A rank that is only slow is not meant here.
+    When it could be wrong: a rank that left its loop for another reason, such as an exception that the script
+    swallowed, looks the same; its output says so. A rank that is only slow is not meant here.
 
     What to do: give every rank the same number of batches (`drop_last=True`, a `DistributedSampler`, shards of equal
     length), or stop all ranks as soon as the first one has no batch left.
@@ -44,18 +44,18 @@ class UnevenBatches(Diagnosis):
         waiter, early = pairs[0]
         yield self.finding(
             cause=(
-                f"rank {early.rank} left its training loop after {len(early.steps)} steps while rank {waiter.rank} is in "
-                f"the {waiter.last_phase} of step {waiter.last_step} and waits for it"
+                f"rank {early.rank} left its training loop after {len(early.steps)} steps while rank {waiter.rank} "
+                f"is in the {waiter.last_phase} of step {waiter.last_step} and waits for it"
             ),
             evidence=tuple(_where(run, rank) for rank in run.ranks),
             confidence=0.9,
             caveat="A rank that left its loop after an exception of its own that the script swallowed looks the same.",
             fixes=(
                 Fix(
-                    text="give every rank the same number of batches: drop_last=True, a DistributedSampler, equal shards"
+                    text="give every rank the same number of batches: drop_last=True, DistributedSampler, equal shards"
                 ),
                 Fix(
-                    text="or agree on the end: all-reduce a flag 'I have a batch' (MIN) before each step and stop together"
+                    text="or agree on the end: all-reduce (MIN) a flag 'I have a batch' before each step, stop together"
                 ),
             ),
         )
@@ -94,7 +94,7 @@ class StalledRank(Diagnosis):
             cause=f"{who} still at {place}" + (f": {frame.text}" if frame and frame.text else ""),
             evidence=tuple(_where(run, rank) for rank in run.ranks),
             confidence=0.6 if alone and len(stuck) > 1 else 0.85,
-            caveat="A rank that is busy with long work and makes no step meanwhile looks the same; a longer --stall tells.",
+            caveat="A rank that is busy with long work between two steps looks the same; a longer --stall tells.",
             fixes=(Fix(text=f"look at {place}; if it is long work, run it before training or raise --stall"),),
         )
 
