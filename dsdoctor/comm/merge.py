@@ -73,7 +73,7 @@ def _ending(records: Records, steps: Sequence[CommStep], process: Attendance, st
         return "stopped"
     if "terminated" in events:
         return "terminated"
-    return "died" if process.over() and process.told is None and not process.deserted else "silent"
+    return "died" if process.exit_code is not None and process.told is None and not process.deserted else "silent"
 
 
 def _seen_by_peers(records: Sequence[Records]) -> dict[int, str]:

@@ -59,7 +59,8 @@ def _holder(port: int) -> str:
 
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if listens and connection.pid:
                 return f"; held by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""
 

@@ -1,0 +1,126 @@
+"""What a communication check means: which ranks are the cause, and of what kind. Pure.
+
+Only one rank's story is told: what the others report (a connection closed, a collective that never ends) follows from
+it. Who is at fault when all wait is read from where each one stands: ranks inside a collective wait, the rank that is
+not there is the one they wait for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
+
+Kind = Literal[
+    "passed",
+    "not-started",
+    "wrong-value",
+    "failed",
+    "missing",
+    "died",
+    "stopped",
+    "stalled",
+    "unreachable",
+]
+
+_FOLLOWS_FROM_A_PEER = re.compile(
+    r"closed by peer|connection reset|broken pipe|remote process|ncclRemoteError|communicator was aborted"
+    r"|failed to recv|likely closed|MissingRanks",
+    re.IGNORECASE,
+)
+_CANNOT_CONNECT = re.compile(
+    r"connectFullMesh|connection refused|no route to host|network is unreachable|client socket has (?:failed|timed out)"
+    r"|connect(?:ion)? timed out|timed out after \d+ ?\w* waiting for clients|ConnectionRefused",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommReading:
+    """`ranks` are those at fault (for `unreachable`: those that wait), `step` is where the first of them stands."""
+
+    kind: Kind
+    ranks: tuple[CommRank, ...] = ()
+
+    @property
+    def step(self) -> CommStep | None:
+        return self.ranks[0].trouble if self.ranks else None
+
+
+def read(facts: CommFacts) -> CommReading:
+    """The root of what went wrong in the check."""
+    if facts.passed:
+        return CommReading(kind="passed")
+    if all(rank.ending == "never-started" for rank in facts.ranks):
+        return CommReading(kind="not-started", ranks=facts.ranks)
+    for rule in (_wrong, _failed, _gone, _missing, _stopped, _stalled):
+        reading = rule(facts.ranks)
+        if reading is not None:
+            return reading
+    return CommReading(kind="unreachable", ranks=tuple(rank for rank in facts.ranks if not rank.healthy))
+
+
+def _wrong(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    found = tuple(rank for rank in ranks if any(step.status == "wrong-value" for step in rank.steps))
+    return CommReading(kind="wrong-value", ranks=found) if found else None
+
+
+def _failed(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    """An exception that does not follow from another rank's end; the earliest."""
+    own = [rank for rank in ranks if _failure(rank) and not _FOLLOWS_FROM_A_PEER.search(_failure(rank))]
+    if not own:
+        return None
+    first = min(own, key=lambda rank: rank.time or 0.0)
+    if not _CANNOT_CONNECT.search(_failure(first)):
+        return CommReading(kind="failed", ranks=(first,))
+    reading = _gone(ranks) or _missing(ranks)
+    return reading or CommReading(kind="unreachable", ranks=tuple(own))
+
+
+def _failure(rank: CommRank) -> str:
+    return next((step.text for step in rank.steps if step.status == "failed"), "")
+
+
+def _gone(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    """A process that ended without a word, by itself: killed from outside, crashed, or left by an exit call."""
+    died = tuple(rank for rank in ranks if rank.ending == "died")
+    arrived = tuple(rank for rank in died if rank.arrived)
+    if arrived:
+        return CommReading(kind="died", ranks=arrived)
+    return CommReading(kind="missing", ranks=died) if died else None
+
+
+def _missing(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    """Ranks that never came to the rendezvous, while another one waits there."""
+    absent = tuple(rank for rank in ranks if not _came(rank))
+    return CommReading(kind="missing", ranks=absent) if absent and len(absent) < len(ranks) else None
+
+
+def _came(rank: CommRank) -> bool:
+    return any(step.name == "rendezvous" for step in rank.steps)
+
+
+def _stopped(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    found = tuple(rank for rank in ranks if rank.ending == "stopped")
+    return CommReading(kind="stopped", ranks=found) if found else None
+
+
+def _stalled(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    """Ranks that are not inside a collective while another one is and waits."""
+    sick = [rank for rank in ranks if not rank.healthy and not _failure(rank)]
+    busy = tuple(rank for rank in sick if not _waits(rank))
+    if not busy or not any(_waits(rank) or _failure(rank) for rank in ranks):
+        return None
+    return CommReading(kind="stalled", ranks=busy)
+
+
+def _waits(rank: CommRank) -> bool:
+    """Its last step was not over, and its stack is inside torch's collectives (or the meeting at the store)."""
+    last = rank.steps[-1] if rank.steps else None
+    return last is not None and last.status in ("timeout", "unfinished") and _in_torch_distributed(last.stack)
+
+
+def _in_torch_distributed(stack: str) -> bool:
+    return re.search(r"torch[\\/]distributed[\\/]", stack) is not None
