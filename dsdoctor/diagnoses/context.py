@@ -17,7 +17,9 @@ from dsdoctor.runs.facts import Failure, Run
 
 BF16_CAPABILITY = (8, 0)
 """First CUDA compute capability with bf16 arithmetic (Ampere)."""
-BEFORE_AMPERE = re.compile(r"\b(?:Tesla )?(?:V100|P100|P40|P4|T4|K80|M40|M60|GTX 1\d\d\d|RTX 20\d\d|TITAN (?:X|V|RTX)|Quadro RTX)\b")
+BEFORE_AMPERE = re.compile(
+    r"\b(?:V100|P100|P40|P4|T4|K80|M40|M60|GTX 1\d\d\d|RTX 20\d\d|TITAN (?:X|V|RTX)|Quadro RTX)\b", re.IGNORECASE
+)
 
 
 def own_run(case: Case) -> Run | None:

@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -88,9 +88,13 @@ class TextDiagnosis(Diagnosis):
         """The events of the logs that mean this diagnosis, oldest first."""
         return list(case.logs.of_kind(*self.kinds)) if case.logs is not None and self.kinds else []
 
-    def tell(self, groups: dict[str, str]) -> str:
+    def tell(self, groups: Mapping[str, str]) -> str:
         """The sentence that says what happened, with the words of the message in it."""
         return self.cause.format_map(groups)
+
+    def remedies(self, groups: Mapping[str, str]) -> tuple[Fix, ...]:
+        """What to do, where that depends on the words of the message."""
+        return self.fixes
 
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
         """The finding for exceptions, oldest first."""
@@ -103,13 +107,13 @@ class TextDiagnosis(Diagnosis):
         """The finding for events of a log, oldest first."""
         return self._finding(dict(events[0].fields), [event.evidence() for event in events])
 
-    def _finding(self, groups: dict[str, str], proof: list[Evidence]) -> Finding:
+    def _finding(self, groups: Mapping[str, str], proof: list[Evidence]) -> Finding:
         return self.finding(
             cause=self.tell(groups),
             evidence=tuple(proof[:MAX_EVIDENCE]),
             confidence=self.confidence,
             caveat=self.caveat,
-            fixes=self.fixes,
+            fixes=self.remedies(groups),
             keys=self.keys,
         )
 

@@ -19,7 +19,7 @@ _LAUNCHER = re.compile(
     r"|accelerate[/\\]commands|bin[/\\](?:torchrun|deepspeed|accelerate)\b)"
 )
 _TORCH = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\](?:torch|functorch)[/\\]")
-_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]dsdoctor[/\\]|^<frozen|[/\\]Lib[/\\]")
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]dsdoctor[/\\]|[/\\]Lib[/\\]")
 
 
 def owner(frame: Frame) -> Owner:

@@ -1,0 +1,229 @@
+"""Compiled extensions that cannot be built or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.finding import Finding, Fix
+from dsdoctor.logs.facts import LogEvent
+from dsdoctor.runs.facts import Failure
+
+
+class CudaMismatch(TextDiagnosis):
+    """The CUDA toolkit and the CUDA that torch was built for do not go together.
+
+    What it is: DeepSpeed's (or torch's) builder refuses to compile an extension with a toolkit of another major
+    version than torch's.
+
+    What proves it: its exception, which names both versions.
+
+    When it could be wrong: a difference in the minor version alone is only a warning and is not reported.
+
+    What to do: install the toolkit that belongs to torch, or the torch that belongs to the toolkit, and point CUDA_HOME
+    at it. `DS_SKIP_CUDA_CHECK=1` switches the check off, at your own risk.
+    """
+
+    id = "build/cuda-mismatch"
+    severity = "error"
+    title = "CUDA toolkit and torch do not go together"
+    forms = (
+        Form(
+            message=r"Installed CUDA version (?P<toolkit>\S+) does not match .*torch was compiled with (?P<torch>\S+)"
+        ),
+        Form(message=r"detected CUDA version \((?P<toolkit>[\d.]+)\) mismatches [\s\S]*PyTorch \((?P<torch>[\d.]+)\)"),
+        Form(message=r"CUDA version mismatch! DeepSpeed ops were compiled"),
+    )
+    cause = "the CUDA toolkit is {toolkit}, torch was built for {torch}, so the extension cannot be compiled"
+    fixes = (
+        Fix(
+            text="install the CUDA toolkit of torch's version and point CUDA_HOME at it (or the torch of the toolkit's)"
+        ),
+    )
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        if not groups.get("torch"):
+            return "DeepSpeed's extensions were compiled for another CUDA version than torch has now"
+        return super().tell({name: value.rstrip(",.") for name, value in groups.items()})
+
+
+class CudaHome(TextDiagnosis):
+    """There is no CUDA toolkit to compile with.
+
+    What it is: compiling an extension needs nvcc. The driver (what nvidia-smi shows) is not a toolkit.
+
+    What proves it: the message about CUDA_HOME.
+
+    When it could be wrong: a toolkit may be there and only CUDA_HOME not be set.
+
+    What to do: install a toolkit of torch's CUDA version, set CUDA_HOME; or avoid the extension (`torch_adam: true`).
+    """
+
+    id = "build/cuda-home"
+    severity = "error"
+    title = "no CUDA toolkit"
+    forms = (
+        Form(types=("MissingCUDAException",)),
+        Form(
+            message=r"CUDA_HOME does not exist|CUDA_HOME environment variable is not set|No such file .*'\S*/bin/nvcc'"
+        ),
+    )
+    cause = "an extension is to be compiled and there is no CUDA toolkit (CUDA_HOME); a driver is not a toolkit"
+    fixes = (
+        Fix(text="install the CUDA toolkit of torch's version and set CUDA_HOME"),
+        Fix(text="or use an optimizer that needs no extension", patch={"optimizer": {"params": {"torch_adam": True}}}),
+    )
+
+
+class Compiler(TextDiagnosis):
+    """A tool or header that the build of an extension needs is missing or too old.
+
+    What it is: g++, nvcc, ninja, Python.h or libaio is missing, or nvcc is too old for the language standard.
+
+    What proves it: the first `error:` or `fatal error:` of the build. What follows (ninja, CalledProcessError, a .so
+    that cannot be opened) is its consequence.
+
+    When it could be wrong: without the first error in the log only the failure of the build is known, not its reason.
+
+    What to do: install what the first error names; delete the half-built folder in `~/.cache/torch_extensions`.
+    """
+
+    id = "build/compiler"
+    severity = "error"
+    title = "an extension could not be compiled"
+    forms = (
+        Form(message=r"Error building extension '(?P<what>\w+)'"),
+        Form(message=r"Ninja is required to load C\+\+ extensions|Unable to JIT load the \w+ op due to"),
+        Form(message=r"\w+ requires the '[^']+' command, but it does not exist"),
+        Form(types=("ImportError",), message=r"torch_extensions\S*\.so: cannot open shared object file"),
+    )
+    kinds = ("compile-error",)
+    confidence = 0.9
+    cause = "the build of an extension failed"
+    fixes = (
+        Fix(
+            text="install or update what the first error of the build names (g++, nvcc, ninja, python headers, libaio)"
+        ),
+        Fix(text="then delete the half-built extension in ~/.cache/torch_extensions (or $TORCH_EXTENSIONS_DIR)"),
+    )
+
+    def applies(self, failure: Failure, case: Case) -> bool:
+        return not any(CudaMismatch().claims(f, case) or CudaHome().claims(f, case) for f in context.failures(case))
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        """Compiler output counts where the build failed, by its first error."""
+        claimed = [failure for failure in context.failures(case) if self.claims(failure, case)]
+        events = self.events(case)
+        if claimed and events:
+            yield self._first_error(events[0], claimed)
+        elif claimed:
+            yield self.told(case, claimed, events)
+
+    def _first_error(self, event: LogEvent, claimed: list[Failure]) -> Finding:
+        return self.finding(
+            cause=f"the build of an extension failed; its first error is: {event.text.strip()}",
+            evidence=(event.evidence(), context.evidence(claimed[0])),
+            confidence=0.95,
+            fixes=self.fixes,
+        )
+
+
+class OpAttribute(TextDiagnosis):
+    """A destructor complains that an op was never loaded.
+
+    What it is: `'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'` from `__del__`: the constructor had failed
+    before, when the extension could not be built or loaded.
+
+    What proves it: the message itself. It is never a cause.
+
+    When it could be wrong: it is not; if the build's own error is not in this excerpt, look further up.
+
+    What to do: read the first error of the build.
+    """
+
+    id = "build/op-attribute"
+    severity = "error"
+    role = "consequence"
+    title = "an op was never loaded"
+    forms = (Form(types=("AttributeError",), message=r"has no attribute 'ds_opt_\w+'"),)
+    kinds = ("op-attribute",)
+    cause = (
+        "the destructor of an optimizer found that its extension had never been loaded; the cause is the build's error"
+    )
+    fixes = (Fix(text="read the first error of the build; if it is not in this excerpt, look further up"),)
+
+
+class StaleExtension(TextDiagnosis):
+    """A cached extension was built by another version of DeepSpeed or torch.
+
+    What it is: `~/.cache/torch_extensions` is shared by all environments with the same Python and CUDA. An extension
+    built for another release lacks functions, or symbols of torch.
+
+    What proves it: an attribute missing from an op module, or an undefined symbol in a .so of that cache.
+
+    When it could be wrong: a package that was installed with compiled ops for another torch has undefined symbols too;
+    then it must be installed again.
+
+    What to do: delete the cached extension, or set TORCH_EXTENSIONS_DIR to a folder of its own for each environment.
+    """
+
+    id = "build/stale-extension"
+    severity = "error"
+    title = "a cached extension was built by another version"
+    forms = (
+        Form(
+            types=("AttributeError",),
+            message=r"module '(?:deepspeed_\w+|\w+_op)' has no attribute",
+        ),
+        Form(types=("ImportError", "OSError"), message=r"(?:torch_extensions|deepspeed)\S*\.so: undefined symbol"),
+    )
+    cause = "an extension in the cache was built by another version of DeepSpeed or torch"
+    fixes = (
+        Fix(text="delete the extension's folder in ~/.cache/torch_extensions (or $TORCH_EXTENSIONS_DIR) and run again"),
+        Fix(text="set TORCH_EXTENSIONS_DIR to a folder of its own for each environment"),
+    )
+
+
+class JitLock(Diagnosis):
+    """A stale lock file keeps every later process waiting for an extension that nobody builds.
+
+    What it is: torch locks the folder of an extension while it builds. A build that was killed leaves `lock` behind,
+    and the next process waits for ever, without using the CPU.
+
+    What proves it: the log ends after "Using ... as PyTorch extensions root" and no extension was loaded afterwards.
+
+    When it could be wrong: a first build takes minutes; the processes then use the CPU.
+
+    What to do: end the processes, delete the `lock` file.
+    """
+
+    id = "build/jit-lock"
+    severity = "error"
+    title = "a stale lock keeps the extension from being loaded"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        logs = case.logs
+        if logs is None or logs.end == "finished" or logs.failures or logs.exits or logs.steps_seen:
+            return
+        roots = list(logs.of_kind("extensions-root"))
+        if not roots or any(logs.of_kind("extension-loaded")):
+            return
+        last = max(roots, key=lambda event: event.last_line)
+        if logs.last_line is not None and (logs.last_line.line or 0) - last.last_line > _LINES_AFTER:
+            return
+        folder = last.fields.get("folder", "~/.cache/torch_extensions")
+        yield self.finding(
+            cause=f"the log ends while extensions in {folder} are to be loaded, as with a stale lock file",
+            evidence=(last.evidence(),),
+            confidence=0.6,
+            caveat="A first build takes minutes; a process that builds uses the CPU, one that waits does not.",
+            fixes=(Fix(text=f"end the processes and delete the file lock in the extension's folder under {folder}"),),
+        )
+
+
+_LINES_AFTER = 5
+
+DIAGNOSES: tuple[Diagnosis, ...] = (CudaMismatch(), CudaHome(), Compiler(), StaleExtension(), JitLock(), OpAttribute())

@@ -1,0 +1,85 @@
+"""Errors of DeepSpeed itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsdoctor.blame.health import judge
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.forms import users_lines
+from dsdoctor.diagnoses.frames import innermost
+from dsdoctor.diagnoses.launch import is_peer_failure
+from dsdoctor.finding import Finding, Fix
+from dsdoctor.runs.facts import Failure
+
+_CHECK_TYPES = {
+    "AssertionError",
+    "ValueError",
+    "NotImplementedError",
+    "DeepSpeedConfigError",
+    "ZeRORuntimeException",
+    "ValidationError",
+    "PipelineError",
+}
+"""How DeepSpeed refuses what it was asked for; with a message, that is an answer to the user and no defect."""
+
+
+class InternalError(Diagnosis):
+    """DeepSpeed fails inside its own code with a model that plain PyTorch trains.
+
+    What it is: the innermost line of the traceback is DeepSpeed's, and it is not one of its checks of what the user
+    asked for: complex or zero-dimensional parameters, for instance, end in an error of that kind in 0.19.8.
+
+    What proves it: the traceback, and the same script passing without DeepSpeed. From a log alone it is an assumption.
+
+    When it could be wrong: wrong arguments can fail deep inside, too, without a proper message.
+
+    What to do: read what the line works on; try the newest release, or another ZeRO stage; report it upstream with the
+    traceback.
+    """
+
+    id = "deepspeed/internal-error"
+    severity = "error"
+    title = "DeepSpeed failed inside its own code"
+
+    def claims(self, failure: Failure, case: Case) -> bool:
+        if innermost(failure.frames) != "deepspeed" or is_peer_failure(failure) or _claimed_by_others(failure, case):
+            return False
+        plain = case.run("without-deepspeed")
+        if context.own_run(case) is None:
+            return not is_check(failure)
+        return plain is not None and not plain.not_played and not judge(plain).failed
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        own = next((failure for failure in context.failures(case) if not is_peer_failure(failure)), None)
+        if own is None or not self.claims(own, case):
+            return
+        proved = context.own_run(case) is not None
+        place = own.frames[-1]
+        yield self.finding(
+            cause=f"DeepSpeed raised {own.type} in {place.file}:{place.line} ({place.function})"
+            + (", and the same script passes without DeepSpeed" if proved else ""),
+            evidence=(context.evidence(own), *users_lines(own)),
+            confidence=(0.6 if is_check(own) else 0.85) if proved else 0.5,
+            caveat=None if proved else "A log alone cannot show that the script passes without DeepSpeed.",
+            fixes=(
+                Fix(text="try the newest DeepSpeed release and another ZeRO stage"),
+                Fix(text="report it upstream with this traceback and a small script"),
+            ),
+        )
+
+
+def is_check(failure: Failure) -> bool:
+    """True if DeepSpeed refused something with a message for the user."""
+    return failure.type.rpartition(".")[2] in _CHECK_TYPES and bool(failure.message.strip())
+
+
+def _claimed_by_others(failure: Failure, case: Case) -> bool:
+    from dsdoctor.diagnoses import ALL  # the catalogue contains this module
+
+    return any(d.claims(failure, case) for d in ALL if not isinstance(d, InternalError))
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (InternalError(),)

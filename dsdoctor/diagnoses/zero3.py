@@ -1,0 +1,225 @@
+"""Misuse that only ZeRO-3 punishes: parameters that are not there outside the engine, and diverging ranks."""
+
+from __future__ import annotations
+
+import re
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.diagnoses.frames import passes_through
+from dsdoctor.finding import Fix
+from dsdoctor.runs.facts import Failure
+
+STAGE = "zero_optimization.stage"
+EMPTY = re.compile(
+    r"size of tensor [ab] \(0\)"
+    r"|shape '\[[^\]]*\]' is invalid for input of size 0"
+    r"|'weight' must be 2-D"
+    r"|mat2 must be a matrix, got 1-D"
+    r"|expected (?:tensor )?\[?\d+\]? and src \[0\] to have the same number of elements"
+    r"|got weight of shape \[0\]|weight of size \[0\]|torch\.Size\(\[0\]\)|with size 0\b|got:? \[0\]"
+    r"|mat1 and mat2 shapes cannot be multiplied \(.*(?:x0|and 0x|and 0\b).*\)"
+    r"|vec \(0\)|size mismatch, got .*\(?0\)?|cannot reshape tensor of 0 elements|has 0 elements"
+)
+"""What torch says when a parameter of size 0 is used, which is what a partitioned one looks like."""
+
+_UNMISTAKABLE = re.compile(r"'weight' must be 2-D|mat2 must be a matrix, got 1-D|got weight of shape \[0\]")
+_ENGINE = r"deepspeed[/\\]runtime[/\\](?:engine|hybrid_engine|pipe[/\\]engine)\.py:(?:forward|__call__|train_batch)"
+_GATHER = Fix(
+    text="gather the parameter where it is used: with deepspeed.zero.GatheredParameters([weight]): ..., on every rank; "
+    "or use it inside the forward of the module that owns it"
+)
+_STAGE_2 = Fix(text="or stay below stage 3, where parameters are whole", patch={"zero_optimization": {"stage": 2}})
+
+
+class EmptyWeightsInModel(TextDiagnosis):
+    """A partitioned parameter is used outside the module that owns it, so its tensor has size 0.
+
+    What it is: under ZeRO-3 each rank holds a part of every parameter, and `param.data` has the shape (0,) except while
+    its own module is in forward or backward inside the engine. Code that touches it elsewhere (a weight shared by hand,
+    a regularisation term, an initialisation, loading a state dict) sees an empty tensor.
+
+    What proves it: torch's message about a size of 0 for a parameter, under stage 3.
+
+    When it could be wrong: an empty batch gives similar messages about activations.
+
+    What to do: gather it with `deepspeed.zero.GatheredParameters` on all ranks, or register it as an external
+    parameter; load the full weights before partitioning. `ignore_mismatched_sizes` only leaves random weights.
+    """
+
+    id = "zero3/empty-weights-in-model"
+    severity = "error"
+    title = "a partitioned parameter is used where it has size 0"
+    forms = (
+        Form(message=r"copying a param with shape torch\.Size\(\[(?!0\]).*?current model is torch\.Size\(\[0\]\)"),
+        Form(message=EMPTY.pattern),
+    )
+    cause = "a parameter that ZeRO-3 has partitioned is used outside its module, where its tensor has size 0"
+    fixes = (_GATHER, _STAGE_2)
+    keys = (STAGE,)
+
+    def applies(self, failure: Failure, case: Case) -> bool:
+        if _empty_in_checkpoint(failure) or _in_unwrapped_module(failure):
+            return False
+        known = context.stage(case)
+        return known == 3 or (known is None and _UNMISTAKABLE.search(failure.message) is not None)
+
+
+class EmptyWeightsInCheckpoint(TextDiagnosis):
+    """The saved file holds empty tensors: it was written from partitioned parameters.
+
+    What it is: `state_dict()` of a ZeRO-3 module has tensors of size 0 (1 in old releases) unless they are gathered
+    before saving.
+
+    What proves it: on loading, the checkpoint's shape is `[0]` and the model's is full.
+
+    When it could be wrong: it is not; if the *model* has `[0]` and the file is full, it is `empty-weights-in-model`,
+    and the remedy is the opposite.
+
+    What to do: rebuild the weights with `zero_to_fp32.py` from the ZeRO checkpoint, and gather on saving
+    (`stage3_gather_16bit_weights_on_model_save`, `engine.save_16bit_model`).
+    """
+
+    id = "zero3/empty-weights-in-checkpoint"
+    severity = "error"
+    title = "the checkpoint holds empty tensors"
+    forms = (Form(message=r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint"),)
+    confidence = 0.95
+    cause = "the weights file holds tensors of shape [0]: it was saved from partitioned ZeRO-3 parameters"
+    fixes = (
+        Fix(text="rebuild the weights from the ZeRO checkpoint: python zero_to_fp32.py CHECKPOINT_DIR OUT"),
+        Fix(
+            text="gather when saving",
+            patch={"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}},
+        ),
+    )
+    keys = ("zero_optimization.stage3_gather_16bit_weights_on_model_save",)
+
+
+class ModuleOutsideEngine(TextDiagnosis):
+    """A second model was built partitioned, but is not run by an engine.
+
+    What it is: a reference, teacher or encoder model built inside `deepspeed.zero.Init` (Transformers does that for
+    every model once a stage-3 config is active) has empty weights, and only an engine gathers them.
+
+    What proves it: a module is called, not through DeepSpeed's engine, and its weights have size 0.
+
+    When it could be wrong: a weight used by hand inside a wrapped model looks similar; there the traceback goes through
+    the engine.
+
+    What to do: wrap it with `deepspeed.initialize` too (an inference config will do), or build it outside the context.
+    """
+
+    id = "zero3/module-outside-engine"
+    severity = "error"
+    title = "a partitioned module is used without an engine"
+    forms = (Form(message=EMPTY.pattern),)
+    cause = "a module with partitioned (empty) weights is called directly, not through a DeepSpeed engine"
+    fixes = (
+        Fix(text="wrap the second model with deepspeed.initialize as well, or build it outside zero.Init"),
+        Fix(text="call the engine, not the bare module"),
+    )
+    keys = (STAGE,)
+
+    def applies(self, failure: Failure, case: Case) -> bool:
+        known = context.stage(case)
+        stage3 = known == 3 or (known is None and _UNMISTAKABLE.search(failure.message) is not None)
+        return stage3 and _in_unwrapped_module(failure) and not _empty_in_checkpoint(failure)
+
+
+class InflightParams(TextDiagnosis):
+    """ZeRO-3 lost track of which parameters are gathered.
+
+    What it is: parameters were fetched in another order than in the steps before (early exits, conditional layers,
+    hooks on some ranks, user code that touches `.data`), so one is still in flight or not in the expected state.
+
+    What proves it: DeepSpeed's own check of the parameter's state.
+
+    When it could be wrong: releases before 0.15.3 also fail on harmless early exits.
+
+    What to do: keep the order of modules the same in every step; declare modules with data-dependent control flow as
+    leaf modules (`zero_optimization.leaf_module`, `set_z3_leaf_modules`).
+    """
+
+    id = "zero3/inflight-params"
+    severity = "error"
+    title = "parameters of ZeRO-3 are in an unexpected state"
+    forms = (
+        Form(message=r"still have inflight params|tracing error at step \d+"),
+        Form(message=r"expected param .* to (?:be|not be) (?:available|inflight|released)|expected to be released"),
+        Form(message=r"already in registry|Cannot free a ZeRO-3 parameter while it is still active"),
+        Form(types=("AssertionError",), message=r"'status': '?(?:NOT_AVAILABLE|INFLIGHT|AVAILABLE)"),
+    )
+    cause = "ZeRO-3 found a parameter in another state than its trace of the modules expects"
+    fixes = (
+        Fix(text="run the same modules in the same order in every step and on every rank"),
+        Fix(text="declare modules with data-dependent control flow as leaf modules (set_z3_leaf_modules)"),
+    )
+    keys = (STAGE,)
+
+
+class BranchHang(TextDiagnosis):
+    """Ranks ran different modules under ZeRO-3.
+
+    What it is: every rank must gather the same parameters in the same order. A branch that depends on the data (a
+    vision tower for some samples only, early exit) makes ranks disagree, which newer releases notice and
+    older ones hang on.
+
+    What proves it: DeepSpeed's message that a list differs between ranks.
+
+    When it could be wrong: ranks that built different models are meant as well.
+
+    What to do: run the branch on every rank, with a weight of zero where it is not wanted.
+    """
+
+    id = "zero3/branch-hang"
+    severity = "error"
+    title = "ranks ran different modules under ZeRO-3"
+    forms = (Form(message=r"Detected a disagreement on list (?:length|contents) between rank0 and rank(?P<other>\d+)"),)
+    cause = "rank 0 and rank {other} ran or built different modules under ZeRO-3"
+    fixes = (Fix(text="run the branch on every rank, multiplied by zero where it is not wanted"),)
+    keys = (STAGE,)
+
+
+class TiedOrResized(TextDiagnosis):
+    """A parameter was created or replaced after ZeRO-3 had partitioned the model.
+
+    What it is: tying weights or resizing embeddings after `zero.Init` makes plain parameters that have none of the
+    attributes that ZeRO-3 needs.
+
+    What proves it: an AttributeError about `ds_id`, `ds_shape`, `ds_status` and the like.
+
+    When it could be wrong: an optimizer that was built from another model's parameters fails alike.
+
+    What to do: tie and resize before partitioning, or inside `GatheredParameters`.
+    """
+
+    id = "zero3/tied-or-resized"
+    severity = "error"
+    title = "a parameter was tied, resized or made after partitioning"
+    forms = (Form(types=("AttributeError",), message=r"has no attribute '(?P<attribute>ds_(?!opt)\w+)'"),)
+    cause = "a parameter lacks {attribute}: it was tied, resized or created after ZeRO-3 had partitioned the model"
+    fixes = (Fix(text="tie weights and resize embeddings before zero.Init, or inside GatheredParameters"),)
+    keys = (STAGE,)
+
+
+def _empty_in_checkpoint(failure: Failure) -> bool:
+    return "copying a param with shape torch.Size([0]) from checkpoint" in failure.message
+
+
+def _in_unwrapped_module(failure: Failure) -> bool:
+    """True if a module was called and no engine stands above it in the traceback."""
+    called = passes_through(failure.frames, r"torch[/\\]nn[/\\]modules[/\\]module\.py:_call_impl")
+    return called and not passes_through(failure.frames, _ENGINE)
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (
+    EmptyWeightsInCheckpoint(),
+    ModuleOutsideEngine(),
+    EmptyWeightsInModel(),
+    InflightParams(),
+    BranchHang(),
+    TiedOrResized(),
+)
