@@ -64,8 +64,8 @@ class MemoryFacts:
     """The needs of all rows, and what the machine has.
 
     `gpu_bytes` and `host_bytes` are what one GPU and one host offer a new job, None where that is not known (then no
-    row says whether it fits). On the CPU accelerator (`device` "cpu") device memory is host memory: `per_gpu` is one rank's
-    share of it and `per_host` holds all ranks' needs. `recommended` is the index of the cheapest row that fits,
+    row says whether it fits). On the CPU accelerator (`device` "cpu") device memory is host memory: `per_gpu` is one
+    rank's share of it and `per_host` holds all ranks' needs. `recommended` is the index of the cheapest row that fits,
     `patch` the merge patch of the ds_config that leads there (None where the given config is that row or none fits).
     """
 
