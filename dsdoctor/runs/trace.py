@@ -5,9 +5,10 @@ it keeps Python's NaN and Infinity tokens. Every event has `event` and `t` (unix
 
     start       rank, local_rank, world_size, pid, host, versions
     note        text: something that was changed for this run
+    process_group  backend, timeout (seconds), world_size, address: torch.distributed is up
     initialize  model (fields of ModelFacts), facts (fields of EngineFacts)
     enter       phase (script, forward, backward, step), step, micro_step: the heartbeat, and where the rank is
-    step        fields of Step
+    step        fields of Step; loss_scale without next_scale: the step raised before it decided on the scale
     failure     type, message, frames, chain: the exception that ended the script
     first_bad   fields of FirstBad, frames_report, patch
     contained   what, original, replacement: a side effect that went elsewhere (replacement is empty where it was
@@ -46,6 +47,16 @@ class Contained:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessGroup:
+    """The default process group of a rank: `timeout` in seconds, `address` as host:port of its store."""
+
+    backend: str
+    timeout: float | None
+    world_size: int
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """All that one rank wrote, in the terms of `runs.facts`.
 
@@ -63,6 +74,7 @@ class RankTrace:
     host: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    process_group: ProcessGroup | None = None
     model: ModelFacts | None = None
     facts: EngineFacts | None = None
     called_engine: bool = False
@@ -117,6 +129,9 @@ class TraceWriter:
 
     def note(self, text: str) -> None:
         self.write("note", text=text)
+
+    def process_group(self, group: ProcessGroup) -> None:
+        self.write("process_group", **asdict(group))
 
     def initialize(self, model: ModelFacts, facts: EngineFacts) -> None:
         self.write("initialize", model=asdict(model), facts=asdict(facts))
@@ -178,6 +193,8 @@ def _take(values: dict[str, Any], rank: int, event: dict[str, Any]) -> None:
     elif kind == "step":
         step = _only(Step, event) | {"losses": tuple(event["losses"])}
         _append(values, "steps", Step(**step))
+    elif kind == "process_group":
+        values["process_group"] = ProcessGroup(**_only(ProcessGroup, event))
     elif kind == "initialize":
         values.update(called_engine=True, model=_model(event["model"]), facts=EngineFacts(**event["facts"]))
     elif kind == "failure":

@@ -1,0 +1,59 @@
+"""Accelerate, and through it Transformers: their DeepSpeed config object gets our config in place of its file."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any
+
+from dsdoctor.runs.engine_facts import Framework
+from dsdoctor.runs.imports import ImportHooks
+from dsdoctor.runs.session import RankSession
+
+
+def install(session: RankSession, hooks: ImportHooks) -> None:
+    hooks.after_import("accelerate.utils.deepspeed", lambda module: _replace_config(session, module))
+    if session.spec.precision == "fp32":
+        hooks.after_import("accelerate.state", lambda module: _no_mixed_precision(session, module))
+
+
+def _replace_config(session: RankSession, module: ModuleType) -> None:
+    """The config classes of Transformers derive from this one and pass through its `__init__`."""
+    kind = module.HfDeepSpeedConfig
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(this: Any, config_file_or_dict: Any) -> None:
+        original(this, _config(session))
+        session.hand_out(this.config, _framework(type(this)))
+
+    session.patch(kind, "__init__", init)
+
+
+def _config(session: RankSession) -> dict[str, Any]:
+    """Ours; Accelerate wants a ZeRO section in it even where ZeRO has no part in the run."""
+    config = session.config()
+    if session.spec.engine == "plain" and "zero_optimization" in config:
+        config["zero_optimization"] = {"stage": 0}
+    return config
+
+
+def _framework(kind: type) -> Framework:
+    return "transformers" if kind.__module__.startswith("transformers") else "accelerate"
+
+
+def _no_mixed_precision(session: RankSession, module: ModuleType) -> None:
+    kind = module.AcceleratorState
+    original = kind.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(this: Any, *args: Any, **kwargs: Any) -> None:
+        call = signature.bind(this, *args, **kwargs)
+        if call.arguments.get("mixed_precision") not in (None, "no"):
+            session.note("control in fp32: Accelerate's mixed precision is switched off")
+        call.arguments["mixed_precision"] = "no"
+        original(*call.args, **call.kwargs)
+
+    session.patch(kind, "__init__", init)

@@ -1,0 +1,190 @@
+"""`deepspeed.initialize`: our config in place of the script's, the facts of the model, and an observed engine.
+
+Runs in rank processes only; patched right after the script has imported DeepSpeed, before it can use a name of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsdoctor.runs import engine_facts, run_config
+from dsdoctor.runs.containment import Containment
+from dsdoctor.runs.engine_facts import Framework
+from dsdoctor.runs.facts import EngineFacts
+from dsdoctor.runs.imports import ImportHooks
+from dsdoctor.runs.intercepts import detector, fp16_on_cpu, fp32, without_deepspeed
+from dsdoctor.runs.observe import Observer
+from dsdoctor.runs.session import RankSession
+from dsdoctor.runs.stopping import StopRule
+
+_CONFIG_ARGUMENTS = ("deepspeed_config", "deepscale_config")
+
+
+def install(session: RankSession, hooks: ImportHooks, containment: Containment) -> None:
+    hooks.after_import("deepspeed", lambda module: Intercept(session, containment, module).attach())
+
+
+class Intercept:
+    """Stands in for `deepspeed.initialize` (and the config of `zero.Init`) of one run."""
+
+    def __init__(self, session: RankSession, containment: Containment, module: ModuleType) -> None:
+        self._session = session
+        self._containment = containment
+        self._deepspeed = module
+        self._original = module.initialize
+        self._signature = inspect.signature(self._original)
+        self._rule = StopRule(session)
+        self._observer = Observer(session, self._rule)
+
+    def attach(self) -> None:
+        @functools.wraps(self._original)
+        def initialize(*args: Any, **kwargs: Any) -> Any:
+            return self._initialize(dict(self._signature.bind(*args, **kwargs).arguments))
+
+        session = self._session
+        session.patch(self._deepspeed, "initialize", initialize)
+        if session.spec.engine == "plain":
+            without_deepspeed.attach(session, self._deepspeed)
+        else:
+            self._replace_config_of_zero_init()
+
+    def _initialize(self, call: dict[str, Any]) -> Any:
+        """What the script calls. Returns what DeepSpeed (or the plain engine) returns."""
+        session = self._session
+        config, framework = self._config_for(call)
+        if session.spec.precision == "fp32":
+            fp32.cast_model(session, call.get("model"))
+        facts = self._record(call, config, framework)
+        if session.spec.probe:
+            self._rule.stop("probe")
+        start = self._start_plain if session.spec.engine == "plain" else self._start_deepspeed
+        with _without_config_arguments(call.get("args")):
+            result = start(call, config)
+        self._watch(result[0], facts)
+        return result
+
+    def _config_for(self, call: dict[str, Any]) -> tuple[dict[str, Any], Framework]:
+        """Take the script's config out of the call; the one to use instead, and who calls.
+
+        A config that came from us and that a framework filled in since ("auto") is the one to use.
+        """
+        passed = _passed_config(call)
+        for name in ("config", "config_params"):
+            call.pop(name, None)
+        framework = self._session.filled_in_by(passed)
+        if framework is not None:
+            return dict(passed), framework
+        with self._session.guard("compare the script's config with the given one"):
+            self._say_differences(passed)
+        return self._session.config(), "deepspeed"
+
+    def _say_differences(self, passed: Any) -> None:
+        if passed is None:
+            self._session.note("the script passes no config to deepspeed.initialize: the given one is used")
+            return
+        theirs = passed if isinstance(passed, dict) else _parsed(passed)
+        differing = () if theirs is None else run_config.differences(self._session.spec.config, theirs)
+        if differing:
+            keys = ", ".join(differing[:8]) + (", ..." if len(differing) > 8 else "")
+            self._session.note(f"the script's own config differs from the given one, which is used, in: {keys}")
+
+    def _record(self, call: dict[str, Any], config: dict[str, Any], framework: Framework) -> EngineFacts | None:
+        session = self._session
+        with session.guard("describe the model"):
+            optimizer = call.get("optimizer")
+            facts = engine_facts.engine_facts(
+                config, framework=framework, optimizer=optimizer, world_size=session.world_size
+            )
+            model = engine_facts.model_facts(call["model"], call.get("model_parameters"), optimizer)
+            if not self._observer.watching:
+                session.trace.initialize(model, facts)
+            return facts
+        return None
+
+    def _start_plain(self, call: dict[str, Any], config: dict[str, Any]) -> Any:
+        from dsdoctor.runs import plain
+
+        return plain.initialize(**call, config=run_config.without_zero(config))
+
+    def _start_deepspeed(self, call: dict[str, Any], config: dict[str, Any]) -> Any:
+        session = self._session
+        config = run_config.with_visible_overflows(config)
+        session.note("DeepSpeed's log level is raised to info in the copy of the config, to show skipped steps")
+        with session.guard("raise DeepSpeed's log level"):
+            set_level = getattr(self._deepspeed.utils, "set_log_level_from_string", None)
+            if set_level is not None:
+                set_level(config["log_level"])
+        with session.guard("contain DeepSpeed's monitors"):
+            self._containment.contain_config(config)
+        with session.guard("allow fp16 on this device"):
+            fp16_on_cpu.allow(session, self._deepspeed, config)
+        return self._original(**call, config=config)
+
+    def _watch(self, engine: Any, facts: EngineFacts | None) -> None:
+        session = self._session
+        cast = fp32.input_cast(session) if session.spec.precision == "fp32" else None
+        with session.guard("observe the engine"):
+            first = self._observer.adopt(engine, facts, cast)
+            self._containment.contain_engine(engine)
+            if first and session.spec.detector:
+                detector.attach(session, engine)
+
+    def _replace_config_of_zero_init(self) -> None:
+        """`zero.Init` reads precision and offload from a config too: it must be the one of this run."""
+        session = self._session
+        kind = self._deepspeed.zero.Init
+        original: Callable[..., None] = kind.__init__
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init(this: Any, *args: Any, **kwargs: Any) -> None:
+            call = signature.bind(this, *args, **kwargs)
+            with session.guard("replace the config of zero.Init"):
+                for name in ("config_dict_or_path", "config"):
+                    passed = call.arguments.get(name)
+                    if passed is not None and session.filled_in_by(passed) is None:
+                        call.arguments[name] = session.config()
+                if session.spec.precision == "fp32" and call.arguments.get("dtype") is not None:
+                    call.arguments["dtype"] = fp32.dtype()
+                fp16_on_cpu.allow(session, self._deepspeed, session.config())
+            original(*call.args, **call.kwargs)
+
+        session.patch(kind, "__init__", init)
+
+
+def _passed_config(call: dict[str, Any]) -> Any:
+    """The config that the script passes, in DeepSpeed's own order of precedence."""
+    for name in ("config", "config_params"):
+        if call.get(name) is not None:
+            return call[name]
+    found = (getattr(call.get("args"), name, None) for name in _CONFIG_ARGUMENTS)
+    return next((value for value in found if value is not None), None)
+
+
+def _parsed(path: Any) -> dict[str, Any] | None:
+    """A config file as a dict, None where it is not plain JSON."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, TypeError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+@contextlib.contextmanager
+def _without_config_arguments(args: Any) -> Iterator[None]:
+    """DeepSpeed refuses a config in `args` beside the one in the call; it is put back afterwards."""
+    held = {name: getattr(args, name) for name in _CONFIG_ARGUMENTS if getattr(args, name, None) is not None}
+    for name in held:
+        setattr(args, name, None)
+    try:
+        yield
+    finally:
+        for name, value in held.items():
+            setattr(args, name, value)

@@ -1,0 +1,17 @@
+"""The numerics detector inside a run: attached to the engine, its first hit goes into the trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsdoctor.runs.session import RankSession
+
+
+def attach(session: RankSession, engine: Any) -> None:
+    """Attach the detector; the run goes on after a hit."""
+    from dsdoctor import numerics
+
+    def on_first_bad(hit: Any) -> None:
+        session.trace.first_bad(hit.first_bad, hit.report, hit.patch)
+
+    numerics.attach(engine, on_first_bad=on_first_bad)

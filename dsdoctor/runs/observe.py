@@ -1,0 +1,197 @@
+"""Watch an engine from outside: where it is, and what each attempted optimizer step did.
+
+The methods of the engine's classes are wrapped; they are called with the same arguments and their results are handed
+on untouched, so the numbers do not change. Values that live on the device are read only after `step`, where the
+engine has synchronised itself. DeepSpeed's engines and the plain stand-in are observed alike.
+
+Runs in rank processes only; torch is imported by the script before.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dsdoctor.runs import engine_state
+from dsdoctor.runs.facts import EngineFacts, Step
+from dsdoctor.runs.session import RankSession
+from dsdoctor.runs.stopping import StopRule
+from dsdoctor.runs.trace import EnteredPhase
+
+CastInputs = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+class Observer:
+    """Observes the first engine of a run; its steps are the steps of the run. Other engines are only noted."""
+
+    def __init__(self, session: RankSession, rule: StopRule) -> None:
+        self._session = session
+        self._rule = rule
+        self._engine: Any = None
+        self._facts: EngineFacts | None = None
+        self._cast_inputs: CastInputs | None = None
+        self._inside = False
+        self._step = 0
+        self._micro_step = 0
+        self._micro_step_over = False
+        self._losses: list[Any] = []
+        self._since = time.monotonic()
+
+    @property
+    def watching(self) -> bool:
+        return self._engine is not None
+
+    def adopt(self, engine: Any, facts: EngineFacts | None, cast_inputs: CastInputs | None = None) -> bool:
+        """Watch this engine; False where another one is watched already.
+
+        `cast_inputs(engine, args, kwargs)` prepares the inputs of `forward` in runs whose precision we changed.
+        """
+        if self._engine is not None:
+            self._session.note("the script builds more than one engine: the steps of the first one are counted")
+            return False
+        self._engine = engine
+        self._facts = facts
+        self._cast_inputs = cast_inputs
+        self._since = time.monotonic()
+        for kind in type(engine).__mro__:
+            if "is_gradient_accumulation_boundary" in vars(kind) or "train_batch" in vars(kind):
+                self._wrap_class(kind)
+        return True
+
+    def _wrap_class(self, kind: type) -> None:
+        around: dict[str, Callable[..., Any]] = {
+            "forward": self._forward,
+            "backward": self._backward,
+            "step": self._engine_step,
+            "train_batch": self._train_batch,
+        }
+        for name, handler in around.items():
+            original = vars(kind).get(name)
+            if callable(original):
+                self._session.patch(kind, name, self._wrapper(original, handler))
+
+    def _wrapper(self, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or engine is not self._engine:
+                return original(engine, *args, **kwargs)
+            self._rule.again()
+            return handler(functools.partial(original, engine), *args, **kwargs)
+
+        return method
+
+    @contextmanager
+    def _in(self, phase: EnteredPhase) -> Iterator[None]:
+        """Mark the outermost call into the engine; a call that raises leaves the rank where it was."""
+        self._session.trace.enter(phase, self._step, self._micro_step)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _enter_micro_step(self) -> None:
+        """Count a micro-step when the next one begins, so that `step` still belongs to the last one."""
+        if self._micro_step_over:
+            self._micro_step += 1
+            self._micro_step_over = False
+
+    def _back_in_script(self) -> None:
+        self._session.trace.enter("script", self._step, self._micro_step)
+
+    def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._enter_micro_step()
+        if self._cast_inputs is not None:
+            args, kwargs = self._cast_inputs(self._engine, args, kwargs)
+        with self._in("forward"):
+            result = original(*args, **kwargs)
+        self._back_in_script()
+        return result
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._enter_micro_step()
+        with self._session.guard("keep the loss"):
+            loss = args[0] if args else kwargs["loss"]
+            self._losses.append(loss.detach().clone())
+        with self._in("backward"):
+            result = original(*args, **kwargs)
+        self._micro_step_over = True
+        self._back_in_script()
+        return result
+
+    def _engine_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._engine.is_gradient_accumulation_boundary() and not engine_state.owns_boundary(self._engine):
+            with self._in("step"):
+                result = original(*args, **kwargs)
+            self._micro_step_over = True
+            self._back_in_script()
+            return result
+        return self._attempt(lambda: original(*args, **kwargs))
+
+    def _train_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A pipeline engine does a whole optimizer step, with all its micro-batches, in one call."""
+
+        def call() -> Any:
+            result = original(*args, **kwargs)
+            with self._session.guard("keep the loss"):
+                self._losses = [result.detach().clone()]
+            return result
+
+        return self._attempt(call)
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        """One attempted optimizer step: read the engine before and after it, trace it, and stop where it was enough."""
+        before = engine_state.read(self._engine)
+        try:
+            with self._in("step"):
+                result = call()
+        except BaseException:
+            with self._session.guard("trace a step that raised"):
+                self._session.trace.step(self._step_that_raised(before))
+            raise
+        step = self._step_that_returned(before)
+        self._session.trace.step(step)
+        self._begin_step(step.index + 1)
+        self._back_in_script()
+        self._rule.after_step(step, self._facts)
+        return result
+
+    def _step_that_raised(self, before: engine_state.State) -> Step:
+        """`next_scale` stays None: there was no decision on it."""
+        return Step(
+            index=self._step,
+            losses=engine_state.numbers(self._losses),
+            loss_scale=before.loss_scale,
+            lr=before.lr,
+            seconds=time.monotonic() - self._since,
+        )
+
+    def _step_that_returned(self, before: engine_state.State) -> Step:
+        after = engine_state.read(self._engine)
+        skipped = engine_state.was_skipped(before, after)
+        norm = after.grad_norm
+        if skipped and norm is not None and math.isfinite(norm):
+            norm = None  # of an earlier step, or a stand-in: the gradients of a skipped step have no finite norm
+        return Step(
+            index=self._step,
+            losses=engine_state.numbers(self._losses),
+            grad_norm=norm,
+            loss_scale=before.loss_scale,
+            next_scale=after.loss_scale,
+            skipped=skipped,
+            lr=before.lr,
+            seconds=time.monotonic() - self._since,
+            host_bytes=engine_state.resident_bytes(),
+            device_bytes=engine_state.device_bytes(),
+        )
+
+    def _begin_step(self, index: int) -> None:
+        self._step = index
+        self._micro_step = 0
+        self._micro_step_over = False
+        self._losses = []
+        self._since = time.monotonic()
