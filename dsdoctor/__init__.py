@@ -1,3 +1,22 @@
-"""dsdoctor: the troubleshooting assistant for DeepSpeed training."""
+"""dsdoctor: the troubleshooting assistant for DeepSpeed training.
+
+The Python API is imported when it is first used: importing `dsdoctor` imports neither torch nor DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsdoctor.numerics import attach, detect_overflow
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "attach", "detect_overflow"]
+_HOMES = {"attach": "numerics", "detect_overflow": "numerics"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,19 @@
+"""The detector of the first non-finite value. Imports torch only when one of its names is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsdoctor.numerics.detector import Detector, attach
+    from dsdoctor.numerics.stats import detect_overflow
+
+__all__ = ["Detector", "attach", "detect_overflow"]
+_HOMES = {"Detector": "detector", "attach": "detector", "detect_overflow": "stats"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

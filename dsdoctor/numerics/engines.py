@@ -1,0 +1,136 @@
+"""What the detector asks an engine: its loss scale, whether a step was skipped, its reduced gradients, its model.
+
+Everything is read from plain attributes, nothing here runs a collective. The names are those of DeepSpeed's engine and
+optimizer wrappers over its releases, and of the plain engine. Runs in rank processes only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The loss scale that backward multiplies with. `floor` is the lowest value the search may reach."""
+
+    value: float
+    dynamic: bool
+    floor: float
+
+    @property
+    def searching(self) -> bool:
+        """Whether an overflow of the gradients alone may just be the search trying this scale."""
+        return self.dynamic and self.value > self.floor
+
+
+def is_engine(candidate: Any) -> bool:
+    """Whether it trains the way DeepSpeed's engine does."""
+    names = ("backward", "step", "is_gradient_accumulation_boundary")
+    return isinstance(getattr(candidate, "module", None), nn.Module) and all(
+        callable(getattr(candidate, name, None)) for name in names
+    )
+
+
+def user_model(candidate: Any) -> nn.Module:
+    """The module as the user built it, without wrappers of engines, DDP or torch.compile.
+
+    Raises:
+        TypeError: there is no module, or `nn.DataParallel` is in it, whose replicas drop hooks.
+    """
+    model = candidate.module if is_engine(candidate) else candidate
+    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._orig_mod
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an engine or a torch.nn.Module, not {type(candidate).__name__}")
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise TypeError(
+            "nn.DataParallel replicates the model in every forward and its replicas drop hooks; "
+            "use DistributedDataParallel (one process per device) instead"
+        )
+    return model
+
+
+def rank() -> int:
+    """This process's rank, 0 where nothing is distributed."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def loss_scale(engine: Any) -> Scale:
+    """The scale in force. 1 where nothing scales."""
+    scaler = getattr(engine, "torch_autocast_z0_gradscaler", None)
+    if scaler is not None and callable(getattr(scaler, "get_scale", None)):
+        return Scale(value=float(scaler.get_scale()), dynamic=True, floor=1.0)
+    optimizer = getattr(engine, "optimizer", None)
+    for holder in _holders(optimizer):
+        value = getattr(holder, "cur_scale", None)
+        if isinstance(value, (int, float)):
+            dynamic = bool(getattr(holder, "dynamic", False) or getattr(holder, "dynamic_loss_scale", False))
+            floor = getattr(holder, "min_scale", None) or getattr(holder, "min_loss_scale", None) or 1.0
+            return Scale(value=float(value), dynamic=dynamic, floor=float(floor))
+    return Scale(value=1.0, dynamic=False, floor=1.0)
+
+
+def _holders(optimizer: Any) -> Iterator[Any]:
+    """Where the releases keep the scale: the ZeRO scaler object, the stage-0 wrappers' config, the wrapper itself."""
+    for holder in (getattr(optimizer, "loss_scaler", None), getattr(optimizer, "loss_scale_config", None), optimizer):
+        if holder is not None:
+            yield holder
+
+
+def skipped_steps(engine: Any) -> int:
+    """Steps that the engine skipped so far."""
+    value = getattr(engine, "skipped_steps", 0)
+    return value if isinstance(value, int) else 0
+
+
+def steps_taken(engine: Any) -> int | None:
+    """Optimizer steps attempted so far, by the engine's own count."""
+    value = getattr(engine, "global_steps", None)
+    return value if isinstance(value, int) else None
+
+
+def norm_kind(engine: Any) -> str | None:
+    """inf or nan where the engine's gradient norm is not finite (-1 is how some releases write that), else None."""
+    value = getattr(engine, "_global_grad_norm", None)
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 else None
+    if not isinstance(value, (int, float)) or (math.isfinite(value) and value != -1):
+        return None
+    return "inf" if math.isinf(value) else "nan"
+
+
+def reduced_gradients(engine: Any) -> Iterator[tuple[Tensor | None, Tensor]]:
+    """This rank's reduced gradients before the step, each with its parameter where that is known.
+
+    Between the backward of the boundary and the step: `grad` of the parameters, or ZeRO's averaged partitions.
+    """
+    averaged = getattr(getattr(engine, "optimizer", None), "averaged_gradients", None)
+    if isinstance(averaged, dict):
+        for partition in averaged.values():
+            pieces = [partition] if isinstance(partition, Tensor) else partition or []
+            yield from ((None, piece) for piece in pieces if isinstance(piece, Tensor))
+    for parameter in engine.module.parameters():
+        if parameter.grad is not None:
+            yield parameter, parameter.grad
+
+
+def local_weights(parameter: Tensor) -> Tensor | None:
+    """What this rank holds of a parameter: all of it, or its ZeRO-3 shard. None where that is not in memory."""
+    shard = getattr(parameter, "ds_tensor", None)
+    if shard is None:
+        return parameter
+    status = getattr(shard, "status", None)
+    return shard if status is None or getattr(status, "name", "") == "AVAILABLE" else None
+
+
+def is_gathered(parameter: Tensor) -> bool:
+    """False for a ZeRO-3 parameter whose data is not there now."""
+    status = getattr(parameter, "ds_status", None)
+    return status is None or getattr(status, "name", "") == "AVAILABLE"

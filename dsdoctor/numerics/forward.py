@@ -1,0 +1,304 @@
+"""The module hooks: reads what goes into and out of every module call and suspects what is not finite.
+
+A module is suspected if its output is bad while its inputs, its own weights and everything below it are good, so the
+innermost one is named. A bad input that no module returned was made by the code around, in the module that made the
+call. Runs in rank processes only.
+
+Hook order matters under ZeRO-3: an ordinary pre-hook runs after the weights are gathered, a forward hook that is put
+first runs before they are released.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.finding import Phase
+from dsdoctor.numerics import trees
+from dsdoctor.numerics.calls import Call, CallStack, versions
+from dsdoctor.numerics.events import Event, Origin
+from dsdoctor.numerics.frames import Frame, FrameLog, Row
+from dsdoctor.numerics.gradients import GradientWatch
+from dsdoctor.numerics.hooks import BatchLimitReached, Hook
+from dsdoctor.numerics.ledger import Ledger
+from dsdoctor.numerics.replay import NotReplayable, RandomState, find_origin
+from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf
+from dsdoctor.numerics.weights import WeightWatch, is_harmful
+
+_REPLAYS = 8
+"""Second runs of modules that one detector does at most."""
+
+
+class Host(Protocol):
+    """What the hooks ask of the detector."""
+
+    def batch_begins(self, *, training: bool) -> None: ...
+    def batch_ended(self, *, bad_output: bool, bad_loss: bool, raised: bool) -> None: ...
+    def event(self, phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event: ...
+    def problem(self, error: Exception) -> None: ...
+
+
+@dataclass(slots=True)
+class _Bad:
+    label: str
+    kind: str
+    dtype: torch.dtype
+    only_minus: bool
+
+
+class ForwardWatch:
+    """Hooks on every module of the model. `full` reads inputs and weights too, else outputs only (until one is bad)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        host: Host,
+        ledger: Ledger,
+        frames: FrameLog,
+        gradients: GradientWatch | None,
+        full: bool,
+    ) -> None:
+        self.full = full
+        self._root = model
+        self._host = host
+        self._ledger = ledger
+        self._frames = frames
+        self._gradients = gradients
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self.weights = WeightWatch({id(p): name for name, p in model.named_parameters()})
+        self._stack = CallStack()
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, Range | None]] = {}
+        self._raw: tuple[Any, Any] | None = None
+        self._counting = False
+        self._replaying = False
+        self._replays_left = _REPLAYS
+        self.suspecting = True
+        self._handles = list(self._register(model))
+
+    def _register(self, model: nn.Module) -> Iterator[Any]:
+        yield model.register_forward_pre_hook(self._hook(self._arrive), prepend=True, with_kwargs=True)
+        for module in model.modules():
+            yield module.register_forward_pre_hook(self._hook(self._enter), with_kwargs=True)
+            yield module.register_forward_hook(self._hook(self._exit), prepend=True, with_kwargs=True, always_call=True)
+            if self._gradients is not None:
+                self._gradients.watch_parameters(module, self._names[id(module)])
+
+    def _hook(self, function: Callable[..., None]) -> Hook:
+        def guarded(module: nn.Module, *values: Any) -> None:
+            if torch.compiler.is_compiling() or self._replaying:
+                return
+            try:
+                function(module, *values)
+            except BatchLimitReached:
+                raise
+            except Exception as error:
+                self._host.problem(error)
+
+        return Hook(guarded)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._stack.clear()
+        self._known.clear()
+
+    # ------------------------------------------------------------------ before a forward
+
+    def _arrive(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The root's inputs as the script handed them over, before an engine's pre-hook casts them."""
+        self._raw = (args, kwargs)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if _recomputing():
+            self._note_taken(module, args, kwargs)
+            return
+        if module is self._root:
+            self._stack.clear()
+            self._host.batch_begins(training=torch.is_grad_enabled())
+        if not self._stack:
+            self._forget()
+            self._counting = torch.is_grad_enabled() and self.suspecting
+        call = Call(module, self._names[id(module)])
+        if self._counting:
+            call.random_state = RandomState.now()
+            call.versions = versions([t for _, t in trees.arguments(args, kwargs) if isinstance(t, Tensor)])
+        if self.full or not self._stack:
+            self._read_weights(call)
+            self._read_inputs(call, args, kwargs)
+        if self._counting:
+            self._note_taken(module, args, kwargs)
+        self._stack.push(call)
+        self._raw = None
+
+    def _forget(self) -> None:
+        """Drop what was noted about the tensors of the call before."""
+        self._known.clear()
+        if self._gradients is not None:
+            self._gradients.forget()
+
+    def _read_weights(self, call: Call) -> None:
+        for label, parameter in call.module._parameters.items():
+            if parameter is None:
+                continue
+            found = self.weights.range_of(parameter)
+            call.rows.append(Row(label, found, "not gathered"))
+            if self._counting and found is not None and found.kind is not None and is_harmful(parameter):
+                event = self._host.event("parameter", call.name, label, found.kind, parameter.dtype)
+                if not call.spoiled and not self._ledger.is_harmless(event.place):
+                    self._ledger.suspect(event.explained(Origin(cause="corrupted-weights")))
+                call.spoiled = True
+
+    def _read_inputs(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        rows, bad = self._rows(trees.arguments(args, kwargs))
+        call.inputs = rows
+        if not self._counting or not bad:
+            return
+        if not self._stack:
+            self._suspect_batch(call, bad)
+        elif found := next((b for b in bad if not b.only_minus), None):
+            self._suspect_caller(call, found)
+
+    def _suspect_batch(self, call: Call, bad: list[_Bad]) -> None:
+        found = next((b for b in bad if not b.only_minus), bad[0])
+        event = self._host.event("input", "", found.label, found.kind, found.dtype)
+        if self._ledger.is_harmless(event.place):
+            return
+        cause = "bad-input" if self._was_bad(found.label) else "cast-overflow"
+        self._ledger.suspect(replace(event, origin=Origin(cause=cause), weak=found.only_minus))
+        call.spoiled = not found.only_minus
+
+    def _was_bad(self, label: str) -> bool:
+        """Whether the value was bad before an engine cast the inputs."""
+        if self._raw is None:
+            return True
+        found = next((t for name, t in trees.arguments(*self._raw) if name == label), None)
+        seen = measure(found) if isinstance(found, Tensor) else None
+        return seen is None or seen.kind is not None
+
+    def _suspect_caller(self, call: Call, found: _Bad) -> None:
+        """A bad input that is no known module's doing: the calling module's own code made it."""
+        caller = self._stack.top
+        assert caller is not None
+        if not caller.spoiled:
+            label = f"{found.label} of {call.name}"
+            event = self._host.event("forward", caller.name, label, found.kind, found.dtype)
+            if self._ledger.is_harmless(event.place):
+                return
+            self._ledger.suspect(event)
+            caller.born_between = (event, call.module)
+        caller.spoiled = call.spoiled = True
+
+    # ------------------------------------------------------------------ after a forward
+
+    def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        if _recomputing():
+            self._note_made(module, output)
+            return
+        call = self._stack.pop(module)
+        if call is None:
+            return
+        raised = sys.exc_info()[0] is not None and output is None
+        rows, bad = self._rows(trees.leaves(output, "output"))
+        if bad and not call.inputs and self._counting:
+            self._read_weights(call)
+            self._read_inputs(call, args, kwargs)
+        self._frames.add(Frame(call.name, type(module).__name__, (*call.rows, *call.inputs, *rows)))
+        if self._counting:
+            self._judge(call, args, kwargs, bad)
+            self._note_made(module, output)
+        if module is self._root:
+            self._end_batch(bad, output, raised)
+
+    def _judge(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], bad: list[_Bad]) -> None:
+        if call.born_between is not None:
+            event, child = call.born_between
+            self._ledger.explain(event, self._origin(call, args, kwargs, child))
+        if not bad:
+            return
+        if not call.spoiled:
+            event = self._host.event("forward", call.name, bad[0].label, bad[0].kind, bad[0].dtype)
+            if self._ledger.is_harmless(event.place):
+                return
+            origin = self._origin(call, args, kwargs, None)
+            if origin.deliberate:
+                self._ledger.excuse(event.place)
+                return
+            self._ledger.suspect(event.explained(origin))
+        if self._stack.top is not None:
+            self._stack.top.spoiled = True
+
+    def _origin(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], child: nn.Module | None) -> Origin:
+        tensors = [t for _, t in trees.arguments(args, kwargs) if isinstance(t, Tensor)]
+        if call.random_state is None or self._replays_left == 0 or call.versions != versions(tensors):
+            return Origin(detail="not run again: its inputs were overwritten, or enough modules were run again")
+        self._replays_left -= 1
+        self._replaying = True
+        try:
+            return find_origin(call.module, args, kwargs, call.random_state, child)
+        except NotReplayable as reason:
+            return Origin(detail=f"not run again: {reason}")
+        except Exception as error:
+            self._host.problem(error)
+            return Origin(detail=f"a second run failed: {error}")
+        finally:
+            self._replaying = False
+
+    def _end_batch(self, bad: list[_Bad], output: Any, raised: bool) -> None:
+        scalars = {label for label, t in trees.leaves(output, "output") if isinstance(t, Tensor) and t.numel() == 1}
+        loss = {"output", "output[0]", "output[loss]"} & scalars
+        counting, self._counting = self._counting, False
+        self._host.batch_ended(
+            bad_output=counting and any("nan" in b.kind for b in bad),
+            bad_loss=counting and any(b.label in loss for b in bad),
+            raised=counting and raised,
+        )
+
+    # ------------------------------------------------------------------ reading
+
+    def _rows(self, leaves: Iterator[tuple[str, Any]]) -> tuple[list[Row], list[_Bad]]:
+        rows, bad = [], []
+        for label, leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                rows.append(Row(label, None, "None" if leaf is None else "not a tensor"))
+                continue
+            found = self._measure(leaf)
+            rows.append(Row(label, found, str(leaf.dtype).removeprefix("torch.") if leaf.numel() else "empty"))
+            if found is not None and found.kind is not None and not looks_like_mask(leaf):
+                bad.append(_Bad(label, found.kind, leaf.dtype, only_minus_inf(leaf)))
+        return rows, bad
+
+    def _measure(self, tensor: Tensor) -> Range | None:
+        """As `measure`, once for a tensor that is one module's output and the next one's input."""
+        version = -1 if tensor.is_inference() else tensor._version
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version >= 0:
+            return known[2]
+        found = measure(tensor)
+        self._known[id(tensor)] = (weakref.ref(tensor), version, found)
+        return found
+
+    def _note_taken(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._gradients is not None and torch.is_grad_enabled():
+            for label, leaf in trees.arguments(args, kwargs):
+                if isinstance(leaf, Tensor):
+                    self._gradients.taken(leaf, self._names[id(module)], label)
+
+    def _note_made(self, module: nn.Module, output: Any) -> None:
+        if self._gradients is not None and torch.is_grad_enabled():
+            caller = self._stack.top.name if self._stack.top is not None else ""
+            for label, leaf in trees.leaves(output, "output"):
+                if isinstance(leaf, Tensor):
+                    self._gradients.produced(leaf, caller, f"{label}.grad")
+
+
+def _recomputing() -> bool:
+    """Whether a backward pass runs now, so that a forward is the recomputation of activation checkpointing."""
+    return torch._C._current_graph_task_id() != -1

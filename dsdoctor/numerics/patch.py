@@ -1,0 +1,91 @@
+"""The ready-to-paste patch that keeps one module in fp32: text only."""
+
+from __future__ import annotations
+
+from string import Template
+
+from dsdoctor.numerics.events import Event
+
+_LIMITS = {"float16": 65504.0}
+"""Types whose range float32 exceeds, with their largest number. bfloat16 ends where float32 does."""
+
+_TEMPLATE = Template('''\
+# Keeps $what in float32: its $tensor passed the largest $dtype value ($limit).
+# Paste this after the model is built (before deepspeed.initialize, or on engine.module after it).
+# The weights stay $dtype; they are cast for the time of the forward, so ZeRO and the optimizer do not notice.
+import functools
+
+import torch
+
+
+def keep_in_fp32(model, path, back_to=torch.$dtype):
+    """Run `path` of `model` with inputs and weights in float32, then cast its outputs to `back_to`.
+
+    What does not fit `back_to` is clamped to its limit, so that the modules behind see finite values. back_to=None
+    keeps the outputs in float32, which loses nothing but asks that whatever takes them accepts float32.
+    """
+
+    def to_fp32(value):
+        if torch.is_tensor(value) and value.is_floating_point():
+            return value.float()
+        return value
+
+    def back(value):
+        if back_to is None or not torch.is_tensor(value) or not value.is_floating_point():
+            return value
+        limit = torch.finfo(back_to).max
+        return value.clamp(-limit, limit).to(back_to)
+
+    def each(function, value):
+        if isinstance(value, dict):
+            return type(value)({key: each(function, item) for key, item in value.items()})
+        if isinstance(value, (tuple, list)):
+            items = [each(function, item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return function(value)
+
+    def wrap(module, outermost):
+        forward = module.forward
+
+        @functools.wraps(forward)
+        def forward_in_fp32(*args, **kwargs):
+            weights = {name: weight for name, weight in module._parameters.items() if weight is not None}
+            buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+            wide = {name: to_fp32(value) for name, value in {**weights, **buffers}.items()}
+            module.__dict__.update(wide)  # found before the registered ones
+            device = next((a.device.type for a in args if torch.is_tensor(a)), "cpu")
+            try:
+                with torch.autocast(device_type=device, enabled=False):
+                    output = forward(*each(to_fp32, args), **each(to_fp32, kwargs))
+            finally:
+                for name in wide:
+                    module.__dict__.pop(name, None)
+            with torch.no_grad():
+                for name, buffer in buffers.items():
+                    if wide[name] is not buffer:  # running statistics
+                        buffer.copy_(wide[name])
+            return each(back, output) if outermost else output
+
+        module.forward = forward_in_fp32
+
+    root = model.get_submodule(path)
+    for module in root.modules():
+        wrap(module, outermost=module is root)
+
+
+keep_in_fp32(model, "$path")
+''')
+
+
+def fp32_patch(event: Event, class_name: str) -> str:
+    """Source text that keeps the event's module in float32; it expects `model`, the user's module.
+
+    Empty where that would not help: the value is no overflow, or the type reaches as far as float32.
+    """
+    limit = _LIMITS.get(event.dtype)
+    if limit is None or event.phase != "forward" or event.origin.cause not in ("overflow", "cast-overflow"):
+        return ""
+    what = f"{event.module} ({class_name})" if event.module else f"the whole model ({class_name})"
+    return _TEMPLATE.substitute(
+        path=event.module, what=what, tensor=event.tensor, dtype=event.dtype, limit=f"{limit:g}"
+    )

@@ -1,0 +1,130 @@
+"""What a tensor holds: smallest and largest magnitude, and whether it has inf or NaN. Runs in rank processes only.
+
+A float's bits without the sign bit, read as an integer, are ordered like its magnitude, with inf and then the NaNs
+above all finite values. So one integer `aminmax` answers everything at once, in the same way for float8, where torch
+lacks the float reductions, and it keeps the smallest magnitude of a tensor that also holds a NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["inf", "nan", "inf+nan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """How a float type reads as an integer. `infinity` is the pattern of inf, or what the first NaN exceeds."""
+
+    integer: torch.dtype
+    magnitude: int
+    infinity: int
+    has_inf: bool = True
+
+
+_BITS = {
+    torch.float64: Bits(torch.int64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+    torch.float32: Bits(torch.int32, 0x7FFFFFFF, 0x7F800000),
+    torch.float16: Bits(torch.int16, 0x7FFF, 0x7C00),
+    torch.bfloat16: Bits(torch.int16, 0x7FFF, 0x7F80),
+    torch.float8_e5m2: Bits(torch.uint8, 0x7F, 0x7C),
+    torch.float8_e4m3fn: Bits(torch.uint8, 0x7F, 0x7E, has_inf=False),
+}
+_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Magnitudes of one tensor, inf or NaN where the values are; `kind` is None if all are finite."""
+
+    low: float
+    high: float
+    kind: Kind | None = None
+
+
+def floats(tensor: Tensor) -> Tensor | None:
+    """The plain real floats behind a tensor, without a copy; None where there is nothing to measure.
+
+    DTensors give their local shard, sparse tensors their stored values, complex ones pairs of reals. Integers, bools,
+    empty, meta and quantized tensors hold nothing that could be non-finite (or nothing at all).
+    """
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.layout is torch.strided:
+        pass
+    elif tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    else:
+        tensor = tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype not in _BITS or tensor.numel() == 0 or tensor.is_meta:
+        return None
+    return tensor.resolve_neg()
+
+
+def measure(tensor: Tensor) -> Range | None:
+    """Magnitudes and kind of one tensor; waits for its device once. None where there is nothing to measure."""
+    with torch.no_grad():
+        values = floats(tensor)
+        if values is None:
+            return _integer_range(tensor.detach())
+        bits = _BITS[values.dtype]
+        low, high = torch.aminmax(values.view(bits.integer) & bits.magnitude)
+        pair = torch.stack((low, high)).cpu()
+        smallest, largest = pair.view(values.dtype).double().tolist()
+        return Range(smallest, largest, _kind(int(pair[1]), bits, values))
+
+
+def _integer_range(tensor: Tensor) -> Range | None:
+    countable = tensor.dtype in _INTEGERS and tensor.layout is torch.strided
+    if not countable or tensor.is_meta or tensor.numel() == 0:
+        return None
+    low, high = torch.aminmax(tensor.abs() if tensor.dtype.is_signed else tensor)
+    return Range(float(low), float(high))
+
+
+def _kind(largest: int, bits: Bits, values: Tensor) -> Kind | None:
+    if largest < bits.infinity or (largest == bits.infinity and not bits.has_inf):
+        return None
+    if largest == bits.infinity:
+        return "inf"
+    return "inf+nan" if bits.has_inf and bool(torch.isinf(values.float()).any()) else "nan"
+
+
+def only_minus_inf(tensor: Tensor) -> bool:
+    """Whether -inf is all that keeps the tensor from being finite."""
+    with torch.no_grad():
+        values = floats(tensor)
+        return values is not None and not bool((torch.isnan(values) | torch.isposinf(values)).any())
+
+
+def looks_like_mask(tensor: Tensor) -> bool:
+    """Whether the values are those of an additive mask: zeros, and -inf or the lowest finite number.
+
+    A tensor of -inf alone is no mask: `log` of zeros looks the same.
+    """
+    with torch.no_grad():
+        values = floats(tensor)
+        if values is None:
+            return False
+        zero, lowest = values == 0, values <= torch.finfo(values.dtype).min
+        return bool((zero | lowest).all()) and bool(zero.any())
+
+
+def detect_overflow(tensor: Tensor, context: str) -> bool:
+    """Print whether the tensor holds NaN or inf, with `context` as its name, and return whether it does."""
+    found = measure(tensor)
+    kind = found.kind if found is not None else None
+    if kind is None:
+        return False
+    if "nan" in kind:
+        print(f"{context} has nans")
+    if "inf" in kind:
+        print(f"{context} has infs")
+    return True
