@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, op_builds
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Finding, Fix
@@ -49,6 +49,9 @@ class CudaMismatch(TextDiagnosis):
             return "DeepSpeed's extensions were compiled for another CUDA version than torch has now"
         return super().tell({name: value.rstrip(",.") for name, value in groups.items()})
 
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from list(super().examine(case)) or op_builds.findings(self, case, "toolkit-mismatch")
+
 
 class CudaHome(TextDiagnosis):
     """There is no CUDA toolkit to compile with.
@@ -76,6 +79,9 @@ class CudaHome(TextDiagnosis):
         Fix(text="install the CUDA toolkit of torch's version and set CUDA_HOME"),
         Fix(text="or use an optimizer that needs no extension", patch={"optimizer": {"params": {"torch_adam": True}}}),
     )
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from list(super().examine(case)) or op_builds.findings(self, case, "no-toolkit")
 
 
 class Compiler(TextDiagnosis):
@@ -114,13 +120,15 @@ class Compiler(TextDiagnosis):
         return not any(CudaMismatch().claims(f, case) or CudaHome().claims(f, case) for f in context.failures(case))
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        """Compiler output counts where the build failed, by its first error."""
+        """Compiler output counts where the build failed, by its first error; before a run the machine's own tools."""
         claimed = [failure for failure in context.failures(case) if self.claims(failure, case)]
         events = self.events(case)
         if claimed and events:
             yield self._first_error(events[0], claimed)
         elif claimed:
             yield self.told(case, claimed, events)
+        else:
+            yield from op_builds.findings(self, case, "tool")
 
     def _first_error(self, event: LogEvent, claimed: list[Failure]) -> Finding:
         return self.finding(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
+from dsdoctor.diagnoses import op_builds
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
@@ -214,48 +215,22 @@ class LowMemlock(Diagnosis):
 
 
 class OpUnavailable(Diagnosis):
-    """A compiled op that the config uses cannot be built on this machine.
+    """The accelerator has no implementation of a compiled op that the config uses.
 
-    What proves it: the op is not built ahead of time, and its builder says that something is missing, a tool that
-    every build on first use needs (ninja, the C++ compiler, the CUDA toolkit) is not found, or the accelerator has no
-    such op.
+    What proves it: DeepSpeed's accelerator gives its "not implemented" builder for it, as the CPU accelerator does for
+    FusedLamb and FusedLion; loading the op raises.
 
-    When it could be wrong: a build that is finished in torch's cache is used without a compiler. An optimizer that the
-    script builds itself takes the place of the config's.
+    When it could be wrong: an optimizer that the script builds itself takes the place of the config's.
 
-    What to do: install what the builder names, put the tool on PATH (a Python that is called by its path does not put
-    its environment's tools there), or choose a setting without the op, such as `"torch_adam": true`.
+    What to do: choose an optimizer that this accelerator has, such as AdamW, or run on a device that has the op.
     """
 
     id = "build/op-unavailable"
     severity = "error"
-    title = "an op that the config uses cannot be built here"
+    title = "an op that the config uses does not exist for this accelerator"
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        for op in case.machine.ops if case.machine else ():
-            if op.installed or (op.compatible is not False and not op.missing):
-                continue
-            if not op.implemented:
-                why = f"the {case.machine.accelerator if case.machine else ''} accelerator has no such op"
-            else:
-                why = " and ".join(f"{tool} is not found" for tool in op.missing) or "its builder says so"
-            yield self.finding(
-                cause=f"the op {op.name}, which {op.needed_by} needs, cannot be built: {why}",
-                evidence=(Evidence(source=SOURCE, text=op.problem or why),),
-                confidence=0.85,
-                fixes=(_op_fix(op.name, op.missing),),
-                keys=(op.needed_by,) if "." in op.needed_by else (),
-            )
-
-
-def _op_fix(name: str, missing: tuple[str, ...]) -> Fix:
-    if name == "async_io":
-        return Fix(text="install libaio's development package (libaio-dev, libaio-devel)")
-    if missing:
-        return Fix(text=f"install {', '.join(missing)}, or put it on PATH")
-    if "adam" in name.lower():
-        return Fix(text="use PyTorch's own Adam", patch={"optimizer": {"params": {"torch_adam": True}}})
-    return Fix(text="choose an optimizer or offload that does without it")
+        return op_builds.findings(self, case, "no-such-op")
 
 
 def _wish(case: Case) -> Iterator[Evidence]:
