@@ -44,10 +44,12 @@ class ConfigFacts:
     """One ds_config.
 
     `data` is empty where `syntax_error` is set. `positions` maps a dotted key to the place of the key in the file and
-    is empty for a config that came as a dict. `release` is the DeepSpeed version it is judged against, `table_release`
-    the one whose schema is used for that (the nearest older one known). `framework` is who hands the config to
-    DeepSpeed, None where that is not known. `hf_arguments` are the values of Hugging Face's TrainingArguments on the
-    script's command line, None where the script is not known to use them.
+    is empty for a config that came as a dict. `quoteless` are the dotted keys whose text has no quotes around it.
+    `json_error` says why `json.load` refuses a file that DeepSpeed's own HJSON reader takes. `release` is the DeepSpeed
+    version it is judged against, `table_release` the one whose schema is used for that (the nearest older one known).
+    `world_size` is None where the number of ranks is not known. `framework` is who hands the config to DeepSpeed, None
+    where that is not known. `hf_arguments` are the values of Hugging Face's TrainingArguments on the script's command
+    line, None where the script is not known to use them.
     """
 
     path: str
@@ -55,10 +57,12 @@ class ConfigFacts:
     source_lines: tuple[str, ...] = ()
     positions: Mapping[str, Position] = field(default_factory=dict)
     duplicates: tuple[DuplicateKey, ...] = ()
+    quoteless: frozenset[str] = frozenset()
     syntax_error: ConfigSyntaxError | None = None
+    json_error: ConfigSyntaxError | None = None
     release: str = ""
     table_release: str = ""
-    world_size: int = 1
+    world_size: int | None = None
     framework: Framework | None = None
     hf_arguments: Mapping[str, Any] | None = None
 

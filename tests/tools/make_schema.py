@@ -9,6 +9,7 @@ record of what changed when. A release that cannot be read is left out, and the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -57,7 +58,7 @@ def main() -> None:
     for table in tables.values():
         table.pop("torch")
     releases = {order[0]: tables[order[0]]}
-    for before, release in zip(order, order[1:], strict=False):
+    for before, release in itertools.pairwise(order):
         releases[release] = patch.diff(tables[before], tables[release])
     document = {"order": order, "releases": releases, "torch": torch_classes}
     TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

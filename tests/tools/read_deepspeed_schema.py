@@ -23,6 +23,7 @@ import deepspeed
 import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import BaseModel
+from pydantic.v1 import BaseModel as OldModel
 
 NONE = type(None)
 ROOT = Path(deepspeed.__file__).parent
@@ -46,7 +47,7 @@ TYPED = {
 MOVED = {"compile": [("compile.config", "CompileConfig"), ("runtime.compiler", "CompileConfig")]}
 
 PLAIN: dict[str, dict[str, Any]] = {
-    "fp16": {"enabled": True},
+    "fp16": {"enabled": True, "loss_scale_window": 1000},
     "bf16": {"enabled": True},
     "activation_checkpointing": {},
     "flops_profiler": {},
@@ -193,50 +194,68 @@ def kind_of_annotation(annotation: Any) -> dict[str, Any]:
     return {"kind": "any"}
 
 
-def nested_model(annotation: Any) -> type[BaseModel] | None:
+class Field(typing.NamedTuple):
+    """A field of a model, alike for both generations of pydantic."""
+
+    name: str
+    alias: str
+    annotation: Any
+    nullable: bool
+    default: Any
+    bounds: dict[str, Any]
+    extra: dict[str, Any]
+
+
+def fields_of(model: Any) -> Iterator[Field]:
+    bounds = ("ge", "gt", "le", "lt")
+    if issubclass(model, OldModel):
+        for name, old in model.__fields__.items():
+            limits = {b: getattr(old.field_info, b) for b in bounds if getattr(old.field_info, b) is not None}
+            extra = old.field_info.extra
+            yield Field(name, old.alias, old.outer_type_, old.allow_none, old.default, limits, extra)
+        return
+    for name, new in model.model_fields.items():
+        limits = {b: getattr(m, b) for m in new.metadata for b in bounds if getattr(m, b, None) is not None}
+        default = None if new.is_required() or new.default_factory else new.default
+        yield Field(name, new.alias or name, new.annotation, False, default, limits, new.json_schema_extra or {})
+
+
+def nested_model(annotation: Any) -> Any:
     candidates = [annotation, *typing.get_args(annotation)]
-    return next((c for c in candidates if inspect.isclass(c) and issubclass(c, BaseModel)), None)
+    return next((c for c in candidates if inspect.isclass(c) and issubclass(c, BaseModel | OldModel)), None)
 
 
-def read_field(field: Any) -> dict[str, Any]:
-    entry = kind_of_annotation(field.annotation)
+def read_field(field: Field) -> dict[str, Any]:
+    entry = kind_of_annotation(field.annotation) | ({"nullable": True} if field.nullable else {})
     if nested_model(field.annotation):
         entry["kind"] = "section"
-    for constraint in field.metadata:
-        for bound in ("ge", "gt", "le", "lt"):
-            limit = getattr(constraint, bound, None)
-            if limit is not None:
-                entry[bound] = plain_value(limit)
-    extra = field.json_schema_extra or {}
-    if extra.get("deprecated"):
-        entry["deprecated"] = extra.get("new_param", "")
-    if not field.is_required() and field.default_factory is None:
-        with_default(entry, field.default)
-    return entry
+    entry |= {bound: plain_value(limit) for bound, limit in field.bounds.items()}
+    if field.extra.get("deprecated"):
+        entry["deprecated"] = field.extra.get("new_param", "")
+    if field.alias != field.name:
+        entry["also"] = field.name
+    return with_default(entry, field.default)
 
 
-def read_model(path: str, model: type[BaseModel], sections: dict[str, Any]) -> None:
+def read_model(path: str, model: Any, sections: dict[str, Any]) -> None:
     """Write the section of a typed model, and those nested in it, into `sections`."""
     keys = {}
-    for name, field in model.model_fields.items():
-        entry = read_field(field)
-        if field.alias and field.alias != name:
-            entry["also"] = name
-        keys[field.alias or name] = entry
+    for field in fields_of(model):
+        keys[field.alias] = read_field(field)
         inner = nested_model(field.annotation)
         if inner is not None:
-            read_model(f"{path}.{field.alias or name}", inner, sections)
-    extra = "forbid" if model.model_config.get("extra") == "forbid" else "ignore"
-    sections[path] = {"extra": extra, "typed": True, "keys": keys}
+            read_model(f"{path}.{field.alias}", inner, sections)
+    forbids = (model.Config.extra if issubclass(model, OldModel) else model.model_config.get("extra")) == "forbid"
+    sections[path] = {"extra": "forbid" if forbids else "ignore", "typed": True, "keys": keys}
 
 
-def find_model(path: str) -> type[BaseModel] | None:
+def find_model(path: str) -> Any:
     for module, name in MOVED.get(path, [TYPED[path]]):
         try:
             found = getattr(importlib.import_module(f"deepspeed.{module}"), name, None)
         except ImportError:
             continue
-        if inspect.isclass(found) and issubclass(found, BaseModel):
+        if inspect.isclass(found) and issubclass(found, BaseModel | OldModel):
             return found
     return None
 

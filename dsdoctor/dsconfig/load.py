@@ -1,0 +1,157 @@
+"""Load a ds_config: a file with positions, or a dict as it is.
+
+Whatever is wrong inside the file is data (`syntax_error`, `duplicates`); only a file that cannot be read at all raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsdoctor.dsconfig import hf_arguments, reader
+from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, DuplicateKey, Framework, Position
+from dsdoctor.dsconfig.schema import table_release
+
+GIVEN_AS_DICT = "<dict>"
+"""`ConfigFacts.path` of a config that came as a dict."""
+
+
+class ConfigUnreadable(Exception):
+    """The config file is missing, a folder, or not allowed to be read; `str()` is one line for the user."""
+
+
+def load_config(
+    config: str | Path | Mapping[str, Any],
+    *,
+    release: str = "",
+    world_size: int | None = None,
+    framework: Framework | None = None,
+    script_args: Sequence[str] = (),
+) -> ConfigFacts:
+    """Load a file or a dict and say what it is judged against.
+
+    `release` is the DeepSpeed version, "" for an unknown one (the newest table is used). `script_args` are the words
+    after the script's name; they count where `framework` is transformers.
+
+    Raises ConfigUnreadable for a file that cannot be read.
+    """
+    text = _Text(data=dict(config)) if isinstance(config, Mapping) else _read_file(Path(config))
+    return ConfigFacts(
+        path=GIVEN_AS_DICT if isinstance(config, Mapping) else str(config),
+        data=text.data,
+        source_lines=text.lines,
+        positions=text.positions,
+        duplicates=text.duplicates,
+        quoteless=text.quoteless,
+        syntax_error=text.syntax_error,
+        json_error=text.json_error,
+        release=release,
+        table_release=table_release(release),
+        world_size=world_size,
+        framework=framework,
+        hf_arguments=hf_arguments.parse(script_args) if framework == "transformers" else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Text:
+    """What a file holds."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    duplicates: tuple[DuplicateKey, ...] = ()
+    quoteless: frozenset[str] = frozenset()
+    syntax_error: ConfigSyntaxError | None = None
+    json_error: ConfigSyntaxError | None = None
+
+
+def _read_file(path: Path) -> _Text:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigUnreadable(f"no such ds_config: {path}") from None
+    except IsADirectoryError:
+        raise ConfigUnreadable(f"the ds_config is a folder: {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigUnreadable(f"cannot read the ds_config {path}: {error}") from None
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return _Text(syntax_error=_not_utf8(raw, error))
+    return parse_text(text)
+
+
+def parse_text(text: str) -> _Text:
+    """Read the text of a config file."""
+    lines = tuple(line.rstrip("\r") for line in text.split("\n"))
+    try:
+        reading = reader.read(text)
+    except reader.HjsonError as error:
+        blank = not text.lstrip("\ufeff").strip()
+        message = "the file is empty" if blank else error.message
+        return _Text(lines=lines, syntax_error=_error_at(text, error.offset, message))
+    if not isinstance(reading.value, dict):
+        message = f"a ds_config is an object, this file holds {_name_of(reading.value)}"
+        return _Text(lines=lines, syntax_error=_error_at(text, 0, message))
+    place = _Places(text)
+    return _Text(
+        data=reading.value,
+        lines=lines,
+        positions={key: place.of(offset) for key, offset in reading.offsets.items()},
+        duplicates=tuple(
+            DuplicateKey(key=key, positions=tuple(place.of(offset) for offset in offsets))
+            for key, offsets in reading.duplicates.items()
+        ),
+        quoteless=frozenset(reading.quoteless),
+        json_error=_json_error(text),
+    )
+
+
+class _Places:
+    """Turns offsets into lines and columns."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def of(self, offset: int) -> Position:
+        start = self.text.rfind("\n", 0, offset) + 1
+        return Position(line=self.text.count("\n", 0, offset) + 1, column=offset - start + 1)
+
+
+def _error_at(text: str, offset: int, message: str) -> ConfigSyntaxError:
+    place = _Places(text).of(offset)
+    line = text.split("\n")[place.line - 1].rstrip("\r").lstrip("\ufeff")
+    return ConfigSyntaxError(message=message, line=place.line, column=place.column, text=line)
+
+
+def _json_error(text: str) -> ConfigSyntaxError | None:
+    """Why strict JSON refuses the text, None where it takes it."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return _error_at(text, error.pos, error.msg)
+    except RecursionError:
+        return _error_at(text, 0, "nested too deeply")
+    return None
+
+
+def _not_utf8(raw: bytes, error: UnicodeDecodeError) -> ConfigSyntaxError:
+    before = raw[: error.start]
+    line = before.count(b"\n") + 1
+    column = error.start - (before.rfind(b"\n") + 1) + 1
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        message = "the file is UTF-16; save it as UTF-8"
+    else:
+        message = f"byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8"
+    shown = raw.split(b"\n")[line - 1].decode("utf-8", errors="replace").rstrip("\r")
+    return ConfigSyntaxError(message=message, line=line, column=column, text=shown)
+
+
+def _name_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
