@@ -17,11 +17,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from dsdoctor.runs import rank_process, script, tracebacks
 from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.imports import ImportHooks
-from dsdoctor.runs.intercepts import accelerate, deepspeed, hub, process_group, saves, transformers
+from dsdoctor.runs.intercepts import accelerate, deepspeed, fp32, hub, process_group, saves, transformers
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.spec import RunSpec, trace_path
 from dsdoctor.runs.trace import TraceWriter
@@ -39,9 +40,18 @@ def main(arguments: Sequence[str]) -> None:
     _seed(session, hooks)
     _install(session, hooks)
     code = _run(session, [*from_launcher, *session.spec.args])
+    if os.getpid() != session.pid:
+        _leave_fork(code)
+    rank_process.run_exit_handlers(code)
     hooks.remove()
     session.undo()
-    rank_process.end(code, with_peers=session.stopped)
+    rank_process.leave(code, with_peers=session.stopped)
+
+
+def _leave_fork(code: int) -> NoReturn:
+    """The end of a process that the script forked and that came out of the script too: the rank is another one."""
+    rank_process.flush()
+    os._exit(code)
 
 
 def _install(session: RankSession, hooks: ImportHooks) -> None:
@@ -50,6 +60,7 @@ def _install(session: RankSession, hooks: ImportHooks) -> None:
     deepspeed.install(session, hooks, contained)
     accelerate.install(session, hooks)
     transformers.install(session, hooks, contained)
+    fp32.install(session, hooks)
     saves.install(hooks, contained)
     hub.install(session, hooks)
     hooks.install()
@@ -110,7 +121,7 @@ def _run(session: RankSession, arguments: Sequence[str]) -> int:
         _print(error)
         if session.stopped:
             return 0
-        session.trace.failure(tracebacks.failure_of(error, rank=session.rank))
+        session.trace.failure(tracebacks.failure_of(error, rank=session.rank, step=session.step))
         return 1
     if session.stopped:
         return 0

@@ -54,6 +54,7 @@ class Observer:
             self._session.note("the script builds more than one engine: the steps of the first one are counted")
             return False
         self._engine = engine
+        self._session.step = 0
         self._facts = facts
         self._cast_inputs = cast_inputs
         self._since = time.monotonic()
@@ -190,7 +191,7 @@ class Observer:
         )
 
     def _begin_step(self, index: int) -> None:
-        self._step = index
+        self._step = self._session.step = index
         self._micro_step = 0
         self._micro_step_over = False
         self._losses = []

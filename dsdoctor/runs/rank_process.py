@@ -91,19 +91,22 @@ def join_threads() -> None:
             thread.join()
 
 
-def end(code: int, *, with_peers: bool) -> NoReturn:
-    """End the process with `code`, whatever teardown does.
-
-    Exit handlers of the script run (loggers and trackers flush there), then the process group is left in silence:
-    gloo may abort and NCCL may hang in it, and neither says anything of the run. `with_peers` waits for the other
-    ranks first, so that nobody loses a peer in the middle of its last collective. All of it within a time limit.
-    """
+def run_exit_handlers(code: int) -> None:
+    """Let the script's exit handlers run (loggers and trackers flush there); starts the clock for `leave` too."""
     watchdog = threading.Timer(_END_SECONDS, os._exit, (code,))
     watchdog.daemon = True
     watchdog.start()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    _flush()
+
+
+def leave(code: int, *, with_peers: bool) -> NoReturn:
+    """End the process with `code`, whatever teardown does: gloo may abort in it and NCCL hang, which says nothing.
+
+    `with_peers` waits for the other ranks first, so that nobody loses a peer in the middle of its last collective;
+    `run_exit_handlers` has set the limit.
+    """
+    flush()
     _silence()
     with contextlib.suppress(BaseException):
         _leave_process_group(with_peers)
@@ -119,7 +122,7 @@ def _leave_process_group(with_peers: bool) -> None:
     distributed.destroy_process_group()
 
 
-def _flush() -> None:
+def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -6,6 +6,7 @@ Runs in rank processes only; imports no torch.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,9 @@ class RankSession:
         self.rank = rank
         self.local_rank = local_rank
         self.world_size = world_size
+        self.pid = os.getpid()
+        self.step: int | None = None
+        """Optimizer steps attempted so far; None before there is an engine."""
         self.stopped = False
         """dsdoctor has ended the run; what the script does from here on proves nothing."""
         self._handed_out: list[tuple[dict[str, Any], Framework]] = []

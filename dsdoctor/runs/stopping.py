@@ -6,10 +6,10 @@ Runs in rank processes only; imports no torch.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import Literal
 
+from dsdoctor.runs import rank_process
 from dsdoctor.runs.facts import EngineFacts, Step
 from dsdoctor.runs.session import RankSession
 
@@ -81,6 +81,5 @@ def still_falling(step: Step, facts: EngineFacts | None) -> bool:
 
 def _leave() -> None:
     """End the process at once, without the teardown that the script would not let us reach."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    rank_process.flush()
     os._exit(0)

@@ -106,12 +106,15 @@ class TraceWriter:
 
     def __init__(self, path: str | Path) -> None:
         self._descriptor = -1
+        self._pid = os.getpid()
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
             self._descriptor = os.open(path, flags, 0o644)
 
     def write(self, event: str, **values: Any) -> None:
-        """Write one event with the time of now."""
+        """Write one event with the time of now; nothing from a process that the rank forked."""
+        if os.getpid() != self._pid:
+            return
         with contextlib.suppress(Exception):
             line = json.dumps({"event": event, "t": time.time(), **values}, default=repr)
             os.write(self._descriptor, line.encode("utf-8", "backslashreplace") + b"\n")

@@ -61,6 +61,8 @@ class Intercept:
         config, framework = self._config_for(call)
         if session.spec.precision == "fp32":
             fp32.cast_model(session, call.get("model"))
+        if session.spec.engine == "plain":
+            config = run_config.without_zero(config)
         facts = self._record(call, config, framework)
         if session.spec.probe:
             self._rule.stop("probe")
@@ -111,7 +113,10 @@ class Intercept:
     def _start_plain(self, call: dict[str, Any], config: dict[str, Any]) -> Any:
         from dsdoctor.runs import plain
 
-        return plain.initialize(**call, config=run_config.without_zero(config))
+        result = plain.initialize(**call, config=config)
+        for note in result[0].notes:
+            self._session.note(note)
+        return result
 
     def _start_deepspeed(self, call: dict[str, Any], config: dict[str, Any]) -> Any:
         session = self._session

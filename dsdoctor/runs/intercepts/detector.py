@@ -11,7 +11,4 @@ def attach(session: RankSession, engine: Any) -> None:
     """Attach the detector; the run goes on after a hit."""
     from dsdoctor import numerics
 
-    def on_first_bad(hit: Any) -> None:
-        session.trace.first_bad(hit.first_bad, hit.report, hit.patch)
-
-    numerics.attach(engine, on_first_bad=on_first_bad)
+    numerics.attach(engine, on_first_bad=session.trace.first_bad)

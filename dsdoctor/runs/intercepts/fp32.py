@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
 from typing import Any
 
+from dsdoctor.runs.imports import ImportHooks
 from dsdoctor.runs.observe import CastInputs
 from dsdoctor.runs.session import RankSession
+
+
+def install(session: RankSession, hooks: ImportHooks) -> None:
+    """Switch off the script's own autocast regions in the control."""
+    if session.spec.precision == "fp32":
+        hooks.after_import("torch.amp.autocast_mode", lambda module: _no_autocast(session, module))
+
+
+def _no_autocast(session: RankSession, module: ModuleType) -> None:
+    kind = module.autocast
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(this: Any, device_type: str, dtype: Any = None, enabled: bool = True, *args: Any, **kwargs: Any) -> None:
+        if enabled:
+            session.note("control in fp32: autocast regions are switched off")
+        original(this, device_type, dtype, False, *args, **kwargs)
+
+    session.patch(kind, "__init__", init)
 
 
 def dtype() -> Any:
