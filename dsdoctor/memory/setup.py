@@ -36,6 +36,7 @@ class Setup:
     ranks_per_host: int
     weight: int
     """w: bytes of a parameter as it is used, 2 for fp16 and bf16."""
+    bf16: bool
     accumulated: int
     """a: bytes of an accumulated gradient."""
     master: int
@@ -53,6 +54,11 @@ class Setup:
     @property
     def all_parameters(self) -> int:
         return self.trainable + self.frozen
+
+    @property
+    def full_accumulation(self) -> bool:
+        """DeepSpeed's BF16_Optimizer is in charge: bf16 at stage 1 with gradients accumulated in fp32."""
+        return self.bf16 and self.stage == 1 and self.accumulated == 4 and self.offload_optimizer == "none"
 
     @property
     def low_precision(self) -> bool:
@@ -95,6 +101,7 @@ def setup_of(
         ranks=ranks,
         ranks_per_host=ranks_per_host,
         weight=weight,
+        bf16=effective.precision == "bf16" and weight == 2,
         accumulated=_NAMED_BYTES.get(str(effective.get("data_types.grad_accum_dtype")), weight),
         master=_master(stage, weight, 2 if low_master else 4),
         states=_states(effective),

@@ -28,6 +28,8 @@ def weights(setup: Setup) -> int:
 
 def gradients(setup: Setup) -> int:
     """Gradients that stay on the device from the end of backward to the step."""
+    if setup.full_accumulation:
+        return (setup.weight + setup.accumulated) * setup.trainable
     if setup.stage == 0:
         return setup.weight * setup.trainable
     return 0 if setup.offload_optimizer != "none" else _share(setup, setup.accumulated * setup.trainable)
@@ -58,7 +60,7 @@ def buffers(setup: Setup) -> int:
 def full_gradients(setup: Setup) -> int:
     """What backward holds besides `gradients`: all of them at stage 1, until the boundary; at stage 2 one layer's."""
     if setup.stage == 1:
-        return setup.weight * setup.trainable
+        return 0 if setup.full_accumulation else setup.weight * setup.trainable
     return setup.weight * min(setup.largest_layer, setup.trainable) if setup.stage == 2 else 0
 
 

@@ -1,0 +1,173 @@
+"""Rows, fit and recommendation."""
+
+import json
+
+import pytest
+
+from dsdoctor.dsconfig import patch
+from dsdoctor.machine.facts import Device, MachineFacts
+from dsdoctor.memory.estimate import LADDER, estimate
+from dsdoctor.runs.facts import ModelFacts
+
+GIB = 1 << 30
+SEVEN_B = ModelFacts(
+    class_name="Big",
+    parameters=7_000_000_000,
+    trainable=7_000_000_000,
+    largest_layer=200_000_000,
+    dtypes=(("torch.bfloat16", 7_000_000_000),),
+)
+TINY = ModelFacts(class_name="Tiny", parameters=100_000, trainable=100_000, largest_layer=10_000)
+
+
+def machine(gpu: int = 80, host: int = 1024, gpus: int = 8) -> MachineFacts:
+    devices = tuple(Device(index=i, name="A100", total_bytes=gpu * GIB, free_bytes=gpu * GIB) for i in range(gpus))
+    return MachineFacts(versions={"deepspeed": "0.19.8"}, memory_available=host * GIB, devices=devices)
+
+
+def config(stage: int, **zero) -> dict:
+    return {
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": stage, **zero},
+    }
+
+
+def test_known_sizes_of_a_7b_model_on_8_gpus():
+    """By hand: (2 + (2 + 4 + 8) / 8) x 7e9 at stage 1; (2 + 2 + 4 + 8) / 8 x 7e9 at stage 3."""
+    facts = estimate(config(1), SEVEN_B, machine(), nproc_per_node=8, device="cuda")
+    need = facts.current
+    assert need is not None
+    assert (need.stage, need.offload_optimizer) == (1, "none")
+    assert need.per_gpu.weights == 14_000_000_000
+    assert need.per_gpu.gradients + need.per_gpu.optimizer == 12_250_000_000
+    stage3 = next(n for n in facts.needs if (n.stage, n.offload_optimizer, n.offload_param) == (3, "none", "none"))
+    assert stage3.per_gpu.weights + stage3.per_gpu.gradients + stage3.per_gpu.optimizer == 14_000_000_000
+
+
+def test_peak_of_stage_1_holds_all_gradients_in_backward():
+    need = estimate(config(1), SEVEN_B, machine(), nproc_per_node=8, device="cuda").current
+    assert need is not None
+    assert need.per_gpu.peak_moment == "backward"
+    assert need.per_gpu.peak - need.per_gpu.total == 14_000_000_000
+
+
+def test_every_rank_loads_the_whole_model_on_the_host():
+    need = estimate(config(3), SEVEN_B, machine(), nproc_per_node=8, device="cuda").current
+    assert need is not None
+    assert need.per_host.init_peak >= 8 * 14_000_000_000
+    assert need.per_host.peak_moment == "loading the model"
+
+
+def test_terms_add_up():
+    for need in estimate(config(2), SEVEN_B, machine(), nproc_per_node=8, device="cuda").needs:
+        for one in (need.per_gpu, need.per_host):
+            parts = one.weights + one.gradients + one.optimizer + one.buffers + one.activations + one.overhead
+            assert one.total == parts
+            assert one.peak >= one.total
+
+
+def test_what_fits_is_left_alone():
+    facts = estimate(config(2), SEVEN_B, machine(), nproc_per_node=8, device="cuda")
+    assert facts.current is not None
+    assert facts.current.fits
+    assert facts.recommended == facts.needs.index(facts.current)
+    assert facts.patch is None
+
+
+def test_the_cheapest_that_fits_is_recommended():
+    facts = estimate(config(0), SEVEN_B, machine(gpu=40), nproc_per_node=8, device="cuda")
+    assert facts.current is not None
+    assert facts.current.fits is False
+    best = facts.needs[facts.recommended]
+    assert best.offload_optimizer == "none"
+    assert all(need.margin < 0.1 for need in facts.needs if need.cost_rank < best.cost_rank)
+    assert patch.apply(config(0), facts.patch)["zero_optimization"]["stage"] == best.stage
+
+
+def test_one_small_gpu_needs_offload():
+    facts = estimate(config(2), SEVEN_B, machine(gpu=24, gpus=1), nproc_per_node=1, device="cuda")
+    best = facts.needs[facts.recommended]
+    assert "cpu" in (best.offload_optimizer, best.offload_param)
+    after = estimate(
+        patch.apply(config(2), facts.patch), SEVEN_B, machine(gpu=24, gpus=1), nproc_per_node=1, device="cuda"
+    )
+    assert after.current is not None
+    assert after.current.fits
+    assert after.current == after.needs[after.recommended]
+
+
+def test_the_patch_takes_an_offload_away_in_its_old_spelling():
+    given = config(2, cpu_offload=True)
+    facts = estimate(given, SEVEN_B, machine(host=60), nproc_per_node=8, device="cuda")
+    assert facts.current is not None
+    assert facts.current.offload_optimizer == "cpu"
+    if facts.patch is not None:
+        assert "cpu_offload" not in patch.apply(given, facts.patch)["zero_optimization"]
+
+
+def test_nothing_fits():
+    facts = estimate(config(3), SEVEN_B, machine(gpu=8, host=16, gpus=1), nproc_per_node=1, device="cuda")
+    assert facts.recommended is None
+    assert facts.patch is None
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        MachineFacts(memory_available=64 * GIB),
+        MachineFacts(devices=machine().devices),
+        MachineFacts(memory_available=64 * GIB, devices=(Device(index=0, name="?"),)),
+    ],
+)
+def test_an_unknown_machine_gets_no_verdict(unknown):
+    facts = estimate(config(0), SEVEN_B, unknown, nproc_per_node=1, device="cuda")
+    assert {need.fits for need in facts.needs} == {None}
+    assert facts.recommended is None
+
+
+def test_on_the_cpu_all_ranks_share_the_host():
+    one, two = (estimate(config(0), SEVEN_B, machine(), nproc_per_node=n, device="cpu").current for n in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert two.per_host.total == 2 * one.per_host.total == 2 * one.per_gpu.total
+    assert two.per_gpu.total == one.per_gpu.total
+
+
+def test_a_tiny_job_fits_everywhere():
+    facts = estimate(config(2), TINY, MachineFacts(memory_available=4 * GIB), nproc_per_node=2, device="cpu")
+    assert all(need.fits for need in facts.needs)
+
+
+def test_more_nodes_hold_smaller_shards():
+    one = estimate(config(3), SEVEN_B, machine(), nproc_per_node=8, device="cuda").current
+    two = estimate(config(3), SEVEN_B, machine(), nproc_per_node=8, nodes=2, device="cuda").current
+    assert one is not None
+    assert two is not None
+    assert two.per_gpu.optimizer * 2 == one.per_gpu.optimizer
+
+
+def test_nvme_is_a_row_of_its_own():
+    given = config(3, offload_optimizer={"device": "nvme", "nvme_path": "/x"})
+    facts = estimate(given, SEVEN_B, machine(), nproc_per_node=8, device="cuda")
+    assert len(facts.needs) == len(LADDER) + 1
+    need = facts.current
+    assert need is not None
+    assert need.offload_optimizer == "nvme"
+    assert need.per_nvme == (4 + 8 + 4) * 7_000_000_000
+
+
+def test_what_is_left_out_is_said():
+    said = " ".join(estimate({}, TINY, machine(), nproc_per_node=1, device="cpu").assumptions)
+    for word in ("activations", "zero.Init", "counts as Adam", "host memory"):
+        assert word in said
+
+
+def test_json():
+    facts = estimate(config(2), SEVEN_B, machine(), nproc_per_node=8, device="cuda")
+    document = json.loads(json.dumps(facts.to_dict()))
+    assert sum(need["current"] for need in document["needs"]) == 1
+    assert {"weights", "gradients", "optimizer", "buffers", "activations", "overhead", "total", "peak"} <= set(
+        document["needs"][0]["per_gpu"]
+    )
+    assert "init_peak" in document["needs"][0]["per_host"]
