@@ -1,0 +1,32 @@
+"""Every diagnosis of the ds_config itself; the rules live in the modules `config_*`."""
+
+from __future__ import annotations
+
+from dsdoctor.diagnoses import (
+    config_auto,
+    config_batch,
+    config_conflict,
+    config_hf,
+    config_keys,
+    config_options,
+    config_text,
+    config_types,
+)
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.finding import Finding
+
+DIAGNOSES: tuple[Diagnosis, ...] = (
+    *config_text.DIAGNOSES,
+    *config_batch.DIAGNOSES,
+    *config_auto.DIAGNOSES,
+    *config_hf.DIAGNOSES,
+    *config_keys.DIAGNOSES,
+    *config_types.DIAGNOSES,
+    *config_options.DIAGNOSES,
+    *config_conflict.DIAGNOSES,
+)
+
+
+def culprit_keys(finding: Finding) -> tuple[str, ...]:
+    """The dotted ds_config keys that a finding is about, the guilty one first."""
+    return finding.keys

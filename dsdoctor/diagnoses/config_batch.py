@@ -1,0 +1,173 @@
+"""The batch triangle of the ds_config against the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.config_evidence import RESOLVERS, at_key, matching, raised
+from dsdoctor.dsconfig import batch
+from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.finding import Evidence, Finding, Fix
+
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_PRODUCT = (
+    r"train_batch_size is not equal\s*to micro_batch_per_gpu \* gradient_acc_step \* world_size\s*"
+    rf"{_NUMBER} != {_NUMBER} \* {_NUMBER} \* {_NUMBER}"
+)
+_OTHERS = (
+    r"(?:Train batch size|Micro batch size per gpu|Gradient accumulation steps): -?[\d.]+ has to be greater than 0"
+    r"|Either train_batch_size or (?:train_)?micro_batch(?:_size)?_per_gpu needs to be provided"
+)
+_HF_NAMES = {batch.MICRO: "per_device_train_batch_size", batch.STEPS: "gradient_accumulation_steps"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """The three sizes as given, None where they are not, for a number of data-parallel ranks."""
+
+    train: int | None
+    micro: int | None
+    steps: int | None
+    ranks: int
+
+    def triples(self) -> tuple[batch.BatchTriple, ...]:
+        return batch.nearest_triples(self.train, self.micro, self.steps, self.ranks)
+
+
+class BatchSize(Diagnosis):
+    """train_batch_size is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x data-parallel ranks.
+
+    What proves it: the three values of the config with the number of ranks, by the arithmetic that DeepSpeed itself
+    does (a missing value is worked out by whole division), or the assertion that DeepSpeed raises, with its numbers.
+
+    When it could be wrong: the number of ranks. Where the assertion ends in `* 1` although the job has several, the
+    config was read before the process group was up, or the script was started without a launcher. Pipeline stages and
+    a model-parallel unit that the script passes make the data-parallel number smaller than the world, which a config
+    does not show.
+
+    What to do: leave one of the three out, and DeepSpeed works it out; or take one of the triples that are offered.
+    """
+
+    id = "config/batch-size"
+    severity = "error"
+    title = "the batch sizes do not multiply up"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        exceptions = list(matching(case, _PRODUCT))
+        if exceptions:
+            failure, match = exceptions[0]
+            train, micro, steps, ranks = (int(float(number)) for number in match.groups())
+            given = _Given(train=train, micro=micro, steps=steps, ranks=max(ranks, 1))
+            yield self._finding(case, given, f"{train} is not {micro} x {steps} x {ranks}", (raised(failure),))
+            return
+        others = tuple(raised(failure) for failure, _ in matching(case, _OTHERS))
+        lint = _lint(case.config) if case.config is not None else None
+        if lint is not None:
+            yield self._finding(case, lint[0], lint[1], others)
+        elif others:
+            yield self.finding(
+                cause=others[0].text.partition(": ")[2],
+                evidence=others,
+                confidence=0.95,
+                fixes=(Fix(text=f"give {batch.MICRO}, and leave {batch.TRAIN} to DeepSpeed"),),
+                keys=batch.KEYS,
+            )
+
+    def _finding(self, case: Case, given: _Given, cause: str, exceptions: tuple[Evidence, ...]) -> Finding:
+        config = case.config
+        written = [key for key in batch.KEYS if config is not None and config.has(key)]
+        evidence = [at_key(config, key) for key in written if config is not None]
+        return self.finding(
+            cause=cause,
+            evidence=(*exceptions, *evidence, Evidence(source="world", text=f"{given.ranks} data-parallel ranks")),
+            confidence=1.0 if exceptions else 0.95,
+            caveat=_caveat(case, given),
+            fixes=_fixes(given),
+            keys=batch.KEYS,
+        )
+
+
+def _lint(config: ConfigFacts) -> tuple[_Given, str] | None:
+    """What is wrong with the config for its world size, None where nothing is or nothing can be told."""
+    if config.syntax_error is not None or not config.data:
+        return None
+    sizes = _sizes(config)
+    if sizes is None:
+        return None
+    if config.world_size is None:
+        return _for_any_world(sizes)
+    ranks = batch.data_parallel_ranks(config.data, config.world_size)
+    if ranks is None:
+        return None
+    given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=ranks)
+    triangle = batch.complete(given.train, given.micro, given.steps, ranks)
+    return (given, triangle.problem) if triangle.problem else None
+
+
+def _sizes(config: ConfigFacts) -> dict[str, int | None] | None:
+    """The three sizes as DeepSpeed will see them; None where one of them is not settled before the run.
+
+    A framework fills in what is "auto" or missing; that counts only where its arguments are known.
+    """
+    sizes: dict[str, int | None] = {}
+    for key in batch.KEYS:
+        value = config.value(key)
+        if config.framework in RESOLVERS or config.framework == "lightning":
+            value = _filled_in(config, key, value)
+            if value is None:
+                return None
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value)
+        ):
+            return None
+        sizes[key] = None if value is None else int(value)
+    return sizes
+
+
+def _filled_in(config: ConfigFacts, key: str, value: object) -> object:
+    if value in (None, "auto") and config.hf_arguments is not None and key in _HF_NAMES:
+        return config.hf_arguments.get(_HF_NAMES[key])
+    return None if value == "auto" else value
+
+
+def _for_any_world(sizes: Mapping[str, int | None]) -> tuple[_Given, str] | None:
+    """What no number of ranks can satisfy."""
+    train, micro, steps = (sizes[key] for key in batch.KEYS)
+    if train is None and micro is None:
+        return _Given(train=None, micro=None, steps=steps, ranks=1), f"neither {batch.TRAIN} nor {batch.MICRO} is given"
+    unit = (micro or 1) * (steps or 1)
+    if train is not None and unit > 0 and (train <= 0 or train % unit):
+        given = _Given(train=train, micro=micro, steps=steps, ranks=1)
+        return given, f"{batch.TRAIN} {train} is no multiple of {unit}, whatever the number of ranks"
+    return None
+
+
+def _caveat(case: Case, given: _Given) -> str | None:
+    world = case.config.world_size if case.config is not None else None
+    if given.ranks == 1 and world is not None and world > 1:
+        return (
+            f"DeepSpeed saw 1 rank where {world} were started: the config was read before the process group was up, "
+            "or the script was not started by a launcher; then the sizes may be right."
+        )
+    if given.ranks == 1 and world is None:
+        return (
+            "If the job has more than one rank, the script was not started by a launcher; then the sizes may be right."
+        )
+    return "A model-parallel unit or pipeline stages that the script passes lower the number of data-parallel ranks."
+
+
+def _fixes(given: _Given) -> tuple[Fix, ...]:
+    triples = given.triples()[:4]
+    return tuple(
+        Fix(
+            text=f"{batch.TRAIN} {t.train} = {t.micro} (micro batch) x {t.steps} (accumulation) x {given.ranks} ranks",
+            patch=t.patch(),
+        )
+        for t in triples
+    ) or (Fix(text=f"give {batch.MICRO}, and leave {batch.TRAIN} to DeepSpeed"),)
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (BatchSize(),)

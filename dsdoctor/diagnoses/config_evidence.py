@@ -1,0 +1,72 @@
+"""What the rules on the ds_config share: pointing at a key, joining evidence, finding the exception that proves it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError
+from dsdoctor.finding import Evidence
+from dsdoctor.runs.facts import Failure
+
+RESOLVERS = ("transformers", "accelerate")
+"""Frameworks that replace "auto" and that read the file with `json.load`."""
+
+
+def at_key(config: ConfigFacts, key: str, text: str = "") -> Evidence:
+    """The key's line in the file, or the key alone for a config without positions."""
+    where = config.where(key)
+    return Evidence(source=config.path, line=where.line if where else None, text=text or shown(config, key))
+
+
+def shown(config: ConfigFacts, key: str) -> str:
+    """`key: value` as JSON, sections and long values cut short."""
+    value = config.value(key)
+    text = "{...}" if isinstance(value, dict) else as_json(value)
+    return f"{key}: {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def as_json(value: Any) -> str:
+    """A value as the config file would hold it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def at_error(config: ConfigFacts, error: ConfigSyntaxError) -> Evidence:
+    """The place of a syntax error, with the source line."""
+    return Evidence(
+        source=config.path,
+        line=error.line,
+        text=f"line {error.line}, column {error.column}: {error.message}: {error.text.strip()[:120]}".rstrip(": "),
+    )
+
+
+def matching(case: Case, pattern: str) -> Iterator[tuple[Failure, re.Match[str]]]:
+    """The exceptions of the job whose `Type: message` matches; one per message, since ranks repeat each other."""
+    seen = set()
+    for failure in everyone(case):
+        match = re.search(pattern, f"{failure.type}: {failure.message}", re.DOTALL)
+        if match is not None and failure.message not in seen:
+            seen.add(failure.message)
+            yield failure, match
+
+
+def everyone(case: Case) -> Iterator[Failure]:
+    """The job's exceptions with those they were raised from."""
+    for failure in context.failures(case):
+        yield failure
+        yield from failure.chain
+
+
+def raised(failure: Failure) -> Evidence:
+    """The exception as evidence."""
+    return context.evidence(failure)
+
+
+def as_list(names: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = list(names)
+    return f"{', '.join(most)} and {last}" if most else last

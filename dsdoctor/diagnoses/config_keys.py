@@ -1,0 +1,345 @@
+"""The keys of the ds_config against DeepSpeed's own schema: unknown, removed, deprecated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.config_evidence import as_json, at_key, matching, raised
+from dsdoctor.diagnoses.config_params import UnknownParam, unknown_params, unknown_type
+from dsdoctor.dsconfig import keys, patch
+from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.dsconfig.release import version_key
+from dsdoctor.dsconfig.schema import Key, Schema, Section, nearest, releases_with, schema_for
+from dsdoctor.finding import Evidence, Finding, Fix, Severity
+
+_MODELS = {
+    "DeepSpeedZeroConfig": "zero_optimization",
+    "DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param",
+    "DeepSpeedZeroOffloadOptimizerConfig": "zero_optimization.offload_optimizer",
+    "ZenFlowConfig": "zero_optimization.zenflow",
+    "DeepSpeedFP16Config": "fp16",
+    "DeepSpeedBF16Config": "bf16",
+    "CommsLoggerConfig": "comms_logger",
+    "CompileConfig": "compile",
+    "TPTrainingConfig": "tensor_parallel",
+    "HybridEngineConfig": "hybrid_engine",
+}
+"""Names of the pydantic models in DeepSpeed's exceptions, and the sections they stand for."""
+
+_VALIDATION = r"validation errors? for (\w+)"
+_FIELD = re.compile(r"^(?P<key>[\w.]+)\n\s+(?P<what>.+?)(?: \[type=.*| \(type=.*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One key that the config has, with what the schema knows of it (`key` None: nothing)."""
+
+    path: str
+    value: Any
+    section: Section
+    key: Key | None
+
+
+def entries(data: Mapping[str, Any], schema: Schema, section: str = "") -> Iterator[Entry]:
+    """All keys of the sections that the schema knows, outer ones first."""
+    known = schema.sections[section]
+    for name, value in data.items():
+        path = f"{section}.{name}" if section else str(name)
+        key = known.key(str(name))
+        yield Entry(path=path, value=value, section=known, key=key)
+        inner = key.path if key is not None else path
+        if isinstance(value, Mapping) and inner in schema.sections:
+            yield from entries(value, schema, inner)
+
+
+def validation_errors(case: Case) -> Iterator[tuple[Evidence, str, str]]:
+    """pydantic's complaints about the config in the job's exceptions: evidence, dotted key, what is wrong with it."""
+    for failure, match in matching(case, _VALIDATION):
+        section = _MODELS.get(match.group(1))
+        if section is None:
+            continue
+        for field in _FIELD.finditer(failure.message):
+            yield raised(failure), f"{section}.{field['key']}", field["what"]
+
+
+class UnknownKey(Diagnosis):
+    """A key of the ds_config that the installed DeepSpeed does not know.
+
+    At the top level, and in sections that DeepSpeed reads as plain dicts, such a key is ignored without a word, so
+    that a misspelled section does nothing. Typed sections (zero_optimization, fp16, bf16, ...) refuse it. Parameters of
+    the optimizer and the scheduler go to the constructor of their class, which raises a TypeError.
+
+    What proves it: DeepSpeed's own schema for the release, read from its code; or the exception with the key in it.
+
+    When it could be wrong: a top-level key that the script reads for itself. It is a warning only where it looks like
+    a known key or stands in the wrong section, else a note. A script that passes its own optimizer to
+    `deepspeed.initialize` does not use the optimizer section.
+
+    What to do: use the key that was meant; the nearest known one is offered.
+    """
+
+    id = "config/unknown-key"
+    severity = "error"
+    title = "a key that DeepSpeed does not know"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        config = case.config
+        raised_for: dict[str, Evidence] = {
+            key: evidence
+            for evidence, key, what in validation_errors(case)
+            if re.search(r"[Ee]xtra (?:inputs|fields)", what)
+        }
+        raised_for |= dict(_rejected_params(case))
+        if config is not None:
+            schema = schema_for(config.release)
+            for entry in entries(config.data, schema):
+                if entry.key is None and not _was_removed(entry.path, schema):
+                    yield self._unknown(config, schema, entry, raised_for.pop(entry.path, None))
+            for param in unknown_params(config):
+                yield self._param(config, param, raised_for.pop(param.path, None))
+            wrong_type = unknown_type(config)
+            if wrong_type is not None and not _removed_optimizers(config):
+                yield self._type(config, *wrong_type)
+        for key, evidence in raised_for.items():
+            yield self._from_exception(key, evidence)
+
+    def _unknown(self, config: ConfigFacts, schema: Schema, entry: Entry, exception: Evidence | None) -> Finding:
+        section, _, name = entry.path.rpartition(".")
+        meant = nearest(name, entry.section.names())
+        home = _home(name, section, schema)
+        known_in = releases_with(entry.path)
+        severity: Severity = "warning" if meant or home or _newer(known_in, schema) else "info"
+        if entry.section.forbids:
+            severity = "error"
+        reaction = "refuses it" if entry.section.forbids else "ignores it without a word"
+        cause = f"DeepSpeed {schema.release} does not know {entry.path} and {reaction}"
+        if known_in:
+            cause += f"; releases {known_in[0]} to {known_in[-1]} know it"
+        return self.finding(
+            severity=severity,
+            cause=cause,
+            evidence=(*([exception] if exception else []), at_key(config, entry.path)),
+            confidence=0.98 if entry.section.forbids else 0.9,
+            caveat=None if entry.section.forbids else "The script may read this key for itself.",
+            fixes=_rename(entry, section, meant, home),
+            keys=(entry.path,),
+        )
+
+    def _param(self, config: ConfigFacts, param: UnknownParam, exception: Evidence | None) -> Finding:
+        name = param.path.rpartition(".")[2]
+        clipping = name == "max_grad_norm" and param.path.startswith("optimizer.")
+        new = {"gradient_clipping": param.value} if clipping else {}
+        change = patch.combine(keys.as_patch(param.path, None), new)
+        text = f"write gradient_clipping: {as_json(param.value)} at the top level instead" if clipping else "drop it"
+        if param.meant:
+            change = patch.combine(change, keys.as_patch(f"{param.path.rpartition('.')[0]}.{param.meant}", param.value))
+            text = f"write {param.meant}"
+        return self.finding(
+            cause=f"{param.owner} takes no parameter {name}; its constructor raises",
+            evidence=(*([exception] if exception else []), at_key(config, param.path)),
+            confidence=0.98 if exception else 0.9,
+            caveat=None if exception else "Not if the script passes its own optimizer or scheduler.",
+            fixes=(Fix(text=text, patch=change),),
+            keys=(param.path,),
+        )
+
+    def _type(self, config: ConfigFacts, key: str, meant: str | None) -> Finding:
+        fix = Fix(text=f"write {meant}", patch=keys.as_patch(key, meant)) if meant else Fix(text="name a known class")
+        return self.finding(
+            cause=f"neither DeepSpeed nor torch has {as_json(config.value(key))} for {key}",
+            evidence=(at_key(config, key),),
+            confidence=0.9,
+            caveat="Not if the script passes its own optimizer or scheduler.",
+            fixes=(fix,),
+            keys=(key,),
+        )
+
+    def _from_exception(self, key: str, evidence: Evidence) -> Finding:
+        schema = schema_for("")
+        section, _, name = key.rpartition(".")
+        known = schema.sections.get(section)
+        meant = nearest(name, known.names()) if known else None
+        text = f"write {meant}, if that is what {name} means" if meant else f"drop {name}"
+        return self.finding(
+            cause=f"DeepSpeed refuses {key}, which it does not know",
+            evidence=(evidence,),
+            confidence=0.95,
+            fixes=(Fix(text=text),),
+            keys=(key,),
+        )
+
+
+def _rejected_params(case: Case) -> Iterator[tuple[str, Evidence]]:
+    """Parameters that the constructor of an optimizer or scheduler refused."""
+    for failure, match in matching(case, r"TypeError: .*__init__\(\) got an unexpected keyword argument '(\w+)'"):
+        for function, section in (("_configure_basic_optimizer", "optimizer"), ("_scheduler_from_config", "scheduler")):
+            if any(frame.function == function for frame in failure.frames):
+                yield f"{section}.params.{match.group(1)}", raised(failure)
+    for failure, _ in matching(case, r"'max_grad_norm' is not supported as an optimizer parameter"):
+        yield "optimizer.params.max_grad_norm", raised(failure)
+
+
+def _home(name: str, section: str, schema: Schema) -> str | None:
+    """The one other section that knows a key of that name, None where none or several do."""
+    if name in ("enabled", "type", "params", "device"):
+        return None
+    homes = [path for path, other in schema.sections.items() if path != section and other.key(name) is not None]
+    return homes[0] if len(homes) == 1 else None
+
+
+def _newer(known_in: tuple[str, ...], schema: Schema) -> bool:
+    return bool(known_in) and version_key(known_in[0]) > version_key(schema.release)
+
+
+def _rename(entry: Entry, section: str, meant: str | None, home: str | None) -> tuple[Fix, ...]:
+    target = f"{section}.{meant}".lstrip(".") if meant else None
+    if target is None and home is not None:
+        target = f"{home}.{entry.path.rpartition('.')[2]}".lstrip(".")
+    dropped = keys.as_patch(entry.path, None)
+    if target is None:
+        return (Fix(text=f"drop {entry.path}, or move it out of the ds_config", patch=dropped),)
+    moved = patch.combine(dropped, keys.as_patch(target, entry.value))
+    return (Fix(text=f"write {target}", patch=moved),)
+
+
+def _was_removed(path: str, schema: Schema) -> bool:
+    """Refused by name, or once known to a typed section that refuses it now."""
+    if path in schema.removed:
+        return True
+    section = schema.sections.get(path.rpartition(".")[0])
+    known_in = releases_with(path)
+    older = bool(known_in) and version_key(known_in[-1]) < version_key(schema.release)
+    return section is not None and section.forbids and older
+
+
+class Removed(Diagnosis):
+    """A key, or an optimizer, that older DeepSpeed releases took and the installed one refuses.
+
+    DeepSpeed 0.19.7 and 0.19.8 took out a number of features (amp, elasticity, curriculum_learning at the top level,
+    MiCS, 1-bit optimizers, ...). The key alone raises `DeepSpeedConfigError`, even in a section that is switched off.
+
+    What proves it: the list of removed keys in the code of the installed release, or the exception.
+
+    When it could be wrong: if another release is installed where the job runs than the one it is judged for.
+
+    What to do: drop the key; where the feature is needed, stay with the last release that has it.
+    """
+
+    id = "config/removed"
+    severity = "error"
+    title = "a key that this DeepSpeed release no longer takes"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        config = case.config
+        exceptions = tuple(raised(f) for f, _ in matching(case, r"DeepSpeedConfigError: .*has been removed"))
+        found = False
+        if config is not None:
+            schema = schema_for(config.release)
+            gone = [entry.path for entry in entries(config.data, schema) if entry.key is None]
+            for path in [path for path in gone if _was_removed(path, schema)] + _removed_optimizers(config):
+                found = True
+                yield self._removed(config, schema, path, exceptions)
+        if exceptions and not found:
+            yield self.finding(
+                cause=exceptions[0].text.partition(": ")[2],
+                evidence=exceptions,
+                confidence=0.95,
+                fixes=(Fix(text="drop the section that the message names"),),
+            )
+
+    def _removed(self, config: ConfigFacts, schema: Schema, path: str, exceptions: tuple[Evidence, ...]) -> Finding:
+        known_in = releases_with(path)
+        reason = schema.removed.get(path, f"DeepSpeed {schema.release} no longer takes it")
+        if path == "optimizer.type":
+            reason = f"the optimizer {config.value(path)} is gone"
+            fix = Fix(text="use AdamW", patch=keys.as_patch(path, "AdamW"))
+        else:
+            last = f", or stay with DeepSpeed {known_in[-1]} or older" if known_in else ""
+            fix = Fix(text=f"drop {path}{last}", patch=keys.as_patch(path, None))
+        return self.finding(
+            cause=f"{path}: {reason}",
+            evidence=(*exceptions, at_key(config, path)),
+            confidence=0.98,
+            fixes=(fix,),
+            keys=(path,),
+        )
+
+
+def _removed_optimizers(config: ConfigFacts) -> list[str]:
+    """`optimizer.type` if an older release had that optimizer."""
+    name = config.value("optimizer.type")
+    schema = schema_for(config.release)
+    oldest = schema_for("0.14.4")
+    gone = isinstance(name, str) and name.lower() in set(oldest.optimizer_names) - set(schema.optimizer_names)
+    return ["optimizer.type"] if gone and version_key(schema.release) > version_key(oldest.release) else []
+
+
+class Deprecated(Diagnosis):
+    """An old key that has a successor: `cpu_offload`, `cpu_offload_param`, `bfloat16`, `zero_optimization: true`, ...
+
+    What proves it: DeepSpeed's own schema marks it so, and it still takes the key with a warning. Given together with
+    its successor it raises.
+
+    When it could be wrong: not for the installed release; how long the old key still works nobody says.
+
+    What to do: write the successor.
+    """
+
+    id = "config/deprecated"
+    severity = "warning"
+    title = "an old key that has a successor"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        config = case.config
+        if config is None:
+            return
+        schema = schema_for(config.release)
+        if isinstance(config.value("zero_optimization"), bool):
+            yield self._zero_as_bool(config)
+        for entry in entries(config.data, schema):
+            if entry.key is not None and entry.key.successor is not None:
+                yield self._deprecated(config, entry, entry.key.successor)
+
+    def _zero_as_bool(self, config: ConfigFacts) -> Finding:
+        stage = 1 if config.value("zero_optimization") else 0
+        return self.finding(
+            cause=f"zero_optimization as true or false is an old form; it means stage {stage}",
+            evidence=(at_key(config, "zero_optimization"),),
+            confidence=1.0,
+            fixes=(Fix(text=f"write the section with stage {stage}", patch={"zero_optimization": {"stage": stage}}),),
+            keys=("zero_optimization",),
+        )
+
+    def _deprecated(self, config: ConfigFacts, entry: Entry, successor: str) -> Finding:
+        change = _translated(entry)
+        return self.finding(
+            cause=f"{entry.path} is deprecated; its successor is {successor}",
+            evidence=(at_key(config, entry.path),),
+            confidence=1.0,
+            fixes=(Fix(text=f"write {successor} instead", patch=change),),
+            keys=(entry.path,),
+        )
+
+
+def _translated(entry: Entry) -> dict[str, Any]:
+    """The patch that says the same with the successor."""
+    dropped = keys.as_patch(entry.path, None)
+    name = entry.path.rpartition(".")[2]
+    zero = "zero_optimization"
+    news = {
+        "cpu_offload": keys.as_patch(f"{zero}.offload_optimizer.device", "cpu"),
+        "cpu_offload_param": keys.as_patch(f"{zero}.offload_param.device", "cpu"),
+        "stage3_gather_fp16_weights_on_model_save": keys.as_patch(
+            f"{zero}.stage3_gather_16bit_weights_on_model_save", entry.value
+        ),
+        "bfloat16": {"bf16": entry.value},
+    }
+    return patch.combine(dropped, news[name]) if name in news and entry.value else dropped
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (UnknownKey(), Removed(), Deprecated())

@@ -1,0 +1,286 @@
+"""The values of the ds_config against the types, bounds and choices of DeepSpeed's own schema."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.config_evidence import as_json, at_error, at_key, matching, raised
+from dsdoctor.diagnoses.config_keys import Entry, entries, validation_errors
+from dsdoctor.dsconfig import keys
+from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.dsconfig.schema import Key, schema_for
+from dsdoctor.finding import Evidence, Finding, Fix, Severity
+
+_TRUE = ("1", "on", "t", "true", "y", "yes")
+_FALSE = ("0", "off", "f", "false", "n", "no")
+_WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
+_CHECKS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+_TEXT_PARAMS = ("type", "warmup_type", "mode", "anneal_strategy", "threshold_mode", "scale_mode", "ns_method")
+_READS_CONFIG = re.compile(r"json\.loads?\(.*(?:config|cfg|ds_|deepspeed|\.json)|deepspeed\.py", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wrong:
+    """One value that does not fit, and the value that was most likely meant (None: not known)."""
+
+    path: str
+    what: str
+    severity: Severity = "error"
+    meant: Any = None
+
+
+class WrongType(Diagnosis):
+    """A value of the ds_config that has the wrong type, or lies out of its bounds; or a file that strict JSON refuses
+    where strict JSON is read.
+
+    Typed sections refuse what they cannot convert; elsewhere the value is used as it stands, so that "false" in quotes
+    counts as true, and a number in quotes raises in arithmetic. In HJSON `True,` without quotes is the text "True,".
+
+    What proves it: the value against DeepSpeed's own schema; pydantic's exception with the key; a JSONDecodeError while
+    the config was read.
+
+    When it could be wrong: a number or truth value in quotes in a typed section works, since DeepSpeed converts it;
+    that is a warning, because Transformers and Accelerate read the same value as a text. A JSONDecodeError can come
+    from another file of the script.
+
+    What to do: write numbers, true and false without quotes.
+    """
+
+    id = "config/wrong-type"
+    severity = "error"
+    title = "a value of the wrong type"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        config = case.config
+        exceptions = {key: (e, what) for e, key, what in validation_errors(case) if _is_type_error(what)}
+        if config is not None:
+            for wrong in (*_wrong_values(config), *_wrong_params(config)):
+                evidence, _what = exceptions.pop(wrong.path, (None, ""))
+                yield self._wrong(config, wrong, evidence)
+        for key, (evidence, what) in exceptions.items():
+            yield self.finding(
+                cause=f"DeepSpeed refuses the value of {key}: {what}",
+                evidence=(evidence,),
+                confidence=0.95,
+                fixes=(Fix(text=f"mend {key}"),),
+                keys=(key,),
+            )
+        yield from self._strict_json(case)
+
+    def _wrong(self, config: ConfigFacts, wrong: _Wrong, exception: Evidence | None) -> Finding:
+        known = wrong.meant is not None
+        text = f"write {as_json(wrong.meant)}" if known else f"mend {wrong.path}"
+        return self.finding(
+            severity=wrong.severity,
+            cause=f"{wrong.path} {wrong.what}",
+            evidence=(*([exception] if exception else []), at_key(config, wrong.path)),
+            confidence=0.98,
+            fixes=(Fix(text=text, patch=keys.as_patch(wrong.path, wrong.meant) if known else None),),
+            keys=(wrong.path,),
+        )
+
+    def _strict_json(self, case: Case) -> Iterator[Finding]:
+        """The file is HJSON, and whoever reads it takes JSON only."""
+        config = case.config
+        error = config.json_error if config is not None else None
+        exceptions = [
+            (failure, raised(failure))
+            for failure, _ in matching(case, r"JSONDecodeError")
+            if error is not None or any(_READS_CONFIG.search(f"{f.text} {f.file}") for f in failure.frames)
+        ]
+        reads_json = config is not None and config.framework not in (None, "deepspeed")
+        if not exceptions and not (reads_json and error is not None):
+            return
+        shown = [at_error(config, error)] if config is not None and error is not None else []
+        message = shown[0].text if shown else exceptions[0][1].text.partition(": ")[2]
+        yield self.finding(
+            title="the ds_config is not strict JSON",
+            cause=f"the file is read with json.load, which refuses it: {message}",
+            evidence=(*(evidence for _failure, evidence in exceptions), *shown),
+            confidence=0.95 if shown else 0.75,
+            caveat=None if shown else "The script may have been reading another JSON file.",
+            fixes=(Fix(text="write strict JSON: no comments, no comma before a closing bracket, keys in quotes"),),
+        )
+
+
+def _is_type_error(what: str) -> bool:
+    """pydantic's complaint is about the value alone, not about an unknown key or about several keys together."""
+    return not re.match(r"[Ee]xtra (?:inputs|fields)|Value error|Assertion failed", what)
+
+
+def _wrong_values(config: ConfigFacts) -> Iterator[_Wrong]:
+    for entry in entries(config.data, schema_for(config.release)):
+        swallowed = _swallowed(config, entry.path, entry.value)
+        if swallowed is not None:
+            yield swallowed
+        elif entry.key is not None and entry.value != "auto":
+            wrong = _typed(entry, entry.key) if entry.section.typed else _plain(entry, entry.key)
+            if wrong is not None:
+                yield wrong
+
+
+def _swallowed(config: ConfigFacts, path: str, value: Any) -> _Wrong | None:
+    """A value without quotes that was meant as something else: `True`, or one with the comma read into it."""
+    if path not in config.quoteless or not isinstance(value, str):
+        return None
+    bare = value.rstrip(", ")
+    if bare in ("True", "False", "None"):
+        return _Wrong(path=path, what=f"is the text {as_json(value)}; JSON spells it lower-case", meant=_literal(bare))
+    if value.endswith(","):
+        what = f"has no quotes, so the comma belongs to the text {as_json(value)}"
+        return _Wrong(path=path, what=what, meant=_literal(bare))
+    return None
+
+
+def _literal(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+def _typed(entry: Entry, key: Key) -> _Wrong | None:
+    """What pydantic makes of the value, for the kinds that DeepSpeed uses (lax mode)."""
+    value = entry.value
+    if value is None:
+        return None if key.nullable else _Wrong(path=entry.path, what=f"is null, not {_wanted(key)}", meant=key.default)
+    if key.kind == "section":
+        return _section(entry, key)
+    if key.kind in ("list", "dict"):
+        fits = isinstance(value, list if key.kind == "list" else Mapping)
+        return None if fits else _Wrong(path=entry.path, what=f"is {as_json(value)}, not a {key.kind}")
+    if key.kind == "any":
+        return None
+    converted = _convert(value, key.kind)
+    if converted is None:
+        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}", meant=_meant(value, key.kind))
+    limits = _outside(entry.path, key, converted)
+    if limits is not None:
+        return limits
+    if isinstance(value, str) and key.kind != "str":
+        what = f"is {as_json(value)} in quotes; DeepSpeed converts it, other readers of the file do not"
+        return _Wrong(path=entry.path, what=what, severity="warning", meant=converted)
+    return None
+
+
+def _plain(entry: Entry, key: Key) -> _Wrong | None:
+    """Sections that DeepSpeed reads as they are: a text where a number or truth value is used."""
+    value = entry.value
+    if value is None or key.kind == "any":
+        return None
+    if key.kind == "section":
+        return _section(entry, key)
+    if key.kind in ("bool", "int", "float") and isinstance(value, (str, list, dict)):
+        why = "; any text counts as true" if key.kind == "bool" and isinstance(value, str) else ""
+        what = f"is {as_json(value)}, not {_wanted(key)}{why}"
+        return _Wrong(path=entry.path, what=what, meant=_meant(value, key.kind))
+    if key.kind == "str" and not isinstance(value, str):
+        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}")
+    if key.kind == "list" and not isinstance(value, list):
+        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not a list")
+    if key.choices and str(value).lower() not in key.choices:
+        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}")
+    return None
+
+
+def _section(entry: Entry, key: Key) -> _Wrong | None:
+    value = entry.value
+    if isinstance(value, Mapping) or value is None or (key.also_bool and isinstance(value, bool)):
+        return None
+    open_section = entry.path not in ("optimizer", "scheduler") and not _is_described(entry.path)
+    return None if open_section else _Wrong(path=entry.path, what=f"is {as_json(value)}, not an object with keys")
+
+
+def _is_described(path: str) -> bool:
+    return path in schema_for("").sections
+
+
+def _wanted(key: Key) -> str:
+    if key.choices:
+        return "one of " + ", ".join(as_json(choice) for choice in key.choices)
+    return _WANTED.get(key.kind, f"a {key.kind}")
+
+
+def _convert(value: Any, kind: str) -> Any:
+    """The value as pydantic's lax mode converts it; None where it refuses it."""
+    if kind == "str":
+        return value if isinstance(value, str) else None
+    if kind == "bool":
+        return _as_bool(value)
+    if isinstance(value, bool):
+        return int(value)
+    if kind == "int":
+        return _as_int(value)
+    try:
+        return float(value) if isinstance(value, (int, float, str)) else None
+    except ValueError:
+        return None
+
+
+def _as_bool(value: Any) -> bool | None:
+    if isinstance(value, str):
+        word = value.lower()
+        return True if word in _TRUE else False if word in _FALSE else None
+    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
+
+
+def _as_int(value: Any) -> int | None:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    spelled = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(?:_\d+)*(?:\.0*)?\s*", value)
+    return int(value.strip().partition(".")[0].replace("_", "")) if spelled else None
+
+
+def _meant(value: Any, kind: str) -> Any:
+    """The value that a text in quotes stands for, where it stands for one of the wanted kind."""
+    if not isinstance(value, str):
+        return None
+    if kind == "bool":
+        return _as_bool(value.strip())
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return int(number) if kind == "int" and number.is_integer() else number if kind == "float" else None
+
+
+def _outside(path: str, key: Key, value: Any) -> _Wrong | None:
+    if key.choices and value not in key.choices:
+        return _Wrong(path=path, what=f"is {as_json(value)}, not {_wanted(key)}")
+    for bound, words in _CHECKS:
+        limit = key.bounds.get(bound)
+        if limit is None:
+            continue
+        fits = {"ge": value >= limit, "gt": value > limit, "le": value <= limit, "lt": value < limit}[bound]
+        if not fits:
+            return _Wrong(path=path, what=f"is {as_json(value)}; it has to be {words} {limit:g}")
+    return None
+
+
+def _wrong_params(config: ConfigFacts) -> Iterator[_Wrong]:
+    """Numbers in quotes among the parameters of optimizer and scheduler, which go to a constructor as they are."""
+    for section in ("optimizer", "scheduler"):
+        given = config.value(f"{section}.params")
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            path = f"{section}.params.{name}"
+            swallowed = _swallowed(config, path, value)
+            if swallowed is not None:
+                yield swallowed
+            elif isinstance(value, str) and value != "auto" and name not in _TEXT_PARAMS:
+                meant = _meant(value, "float")
+                meant = _as_bool(value) if meant is None else meant
+                if meant is not None:
+                    yield _Wrong(
+                        path=path, what=f"is the text {as_json(value)}, not a number or truth value", meant=meant
+                    )
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (WrongType(),)
