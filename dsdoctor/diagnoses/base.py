@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from dsdoctor.case import Case
 from dsdoctor.finding import Evidence, Finding, Fix, Role, Severity
-from dsdoctor.runs.facts import Failure
 
 
 class Diagnosis(ABC):
@@ -27,10 +26,6 @@ class Diagnosis(ABC):
     @abstractmethod
     def examine(self, case: Case) -> Iterator[Finding]:
         """Yield at most one finding a cause, not one a line."""
-
-    def claims(self, failure: Failure, case: Case) -> bool:
-        """True if this diagnosis explains that exception, so that it is not told once more as just an exception."""
-        return False
 
     @classmethod
     def page(cls) -> str:

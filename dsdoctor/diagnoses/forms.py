@@ -15,7 +15,7 @@ from typing import ClassVar
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.frames import passes_through, users_line
+from dsdoctor.frames import passes_through, users_line
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure

@@ -8,10 +8,11 @@ from dsdoctor.blame.health import judge
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.explained import explained
 from dsdoctor.diagnoses.forms import users_lines
-from dsdoctor.diagnoses.frames import innermost
-from dsdoctor.diagnoses.launch import is_peer_failure
+from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Finding, Fix
+from dsdoctor.frames import innermost
 from dsdoctor.runs.facts import Failure
 
 _CHECK_TYPES = {
@@ -44,8 +45,8 @@ class InternalError(Diagnosis):
     severity = "error"
     title = "DeepSpeed failed inside its own code"
 
-    def claims(self, failure: Failure, case: Case) -> bool:
-        if innermost(failure.frames) != "deepspeed" or is_peer_failure(failure) or _claimed_by_others(failure, case):
+    def _holds(self, failure: Failure, case: Case) -> bool:
+        if innermost(failure.frames) != "deepspeed" or explained(failure, case):
             return False
         plain = case.run("without-deepspeed")
         if context.own_run(case) is None:
@@ -54,7 +55,7 @@ class InternalError(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         own = next((failure for failure in context.failures(case) if not is_peer_failure(failure)), None)
-        if own is None or not self.claims(own, case):
+        if own is None or not self._holds(own, case):
             return
         proved = context.own_run(case) is not None
         place = own.frames[-1]
@@ -74,12 +75,6 @@ class InternalError(Diagnosis):
 def is_check(failure: Failure) -> bool:
     """True if DeepSpeed refused something with a message for the user."""
     return failure.type.rpartition(".")[2] in _CHECK_TYPES and bool(failure.message.strip())
-
-
-def _claimed_by_others(failure: Failure, case: Case) -> bool:
-    from dsdoctor.diagnoses import ALL  # the catalogue contains this module
-
-    return any(d.claims(failure, case) for d in ALL if not isinstance(d, InternalError))
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (InternalError(),)

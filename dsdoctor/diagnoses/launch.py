@@ -7,21 +7,14 @@ from collections.abc import Iterator, Sequence
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.explained import explained
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis, users_lines
-from dsdoctor.diagnoses.frames import users_line
-from dsdoctor.diagnoses.processes import Ending, endings, memory_verdict
+from dsdoctor.diagnoses.internal import InternalError
+from dsdoctor.diagnoses.peers import is_peer_failure, roots
+from dsdoctor.diagnoses.processes import KILL, SEGMENTATION_FAULT, endings, memory_verdict
 from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.frames import users_line
 from dsdoctor.runs.facts import Failure
-
-SEGMENTATION_FAULT = -11
-KILL = -9
-PEER_FORMS = (
-    Form(message=r"(?i)connection (?:was )?(?:closed|reset|refused) by (?:remote )?peer|remote process exited"),
-    Form(message=r"(?i)\b(?:recv|send)(?:Bytes|Value|Vector)?(?: failed| error|\b.*(?:closed|reset|broken))"),
-    Form(message=r"NCCL communicator was aborted|ncclRemoteError|Connection closed(?: by remote)?|Broken pipe"),
-    Form(message=r"gloo/transport/.*(?:Read|Write) error|Application timeout caused pair closure"),
-)
-"""What a rank raises because another one has gone away."""
 
 
 class UserException(Diagnosis):
@@ -47,7 +40,7 @@ class UserException(Diagnosis):
         own = [failure for failure in context.failures(case) if not is_peer_failure(failure)]
         if not own:
             yield from self._exit_without_exception(case)
-        elif not _claimed(own[0], case):
+        elif not explained(own[0], case) and not any(InternalError().examine(case)):
             yield self._raised(own[0], own[1:])
 
     def _raised(self, first: Failure, others: Sequence[Failure]) -> Finding:
@@ -98,9 +91,6 @@ class PeerFailure(Diagnosis):
     severity = "error"
     role = "consequence"
     title = "a rank stopped because another one did"
-
-    def claims(self, failure: Failure, case: Case) -> bool:
-        return is_peer_failure(failure)
 
     def examine(self, case: Case) -> Iterator[Finding]:
         proof = [context.evidence(f) for f in context.failures(case) if is_peer_failure(f)]
@@ -327,25 +317,6 @@ class SshOrHostfile(TextDiagnosis):
         Fix(text="make `ssh HOST true` work without a password for every host, from the node where you launch"),
         Fix(text="write every line of the hostfile as: host slots=N"),
     )
-
-
-def is_peer_failure(failure: Failure) -> bool:
-    """True for an exception that only says that another rank is gone."""
-    return any(form.match(failure) is not None for form in PEER_FORMS)
-
-
-def roots(case: Case, code: int) -> list[Ending]:
-    """The processes that ended with this code by themselves, unless a rank had raised an exception of its own."""
-    if any(not is_peer_failure(failure) for failure in context.failures(case)):
-        return []
-    return [ending for ending in endings(case) if ending.code == code and not ending.by_launcher]
-
-
-def _claimed(failure: Failure, case: Case) -> bool:
-    """True if a more specific diagnosis explains that exception."""
-    from dsdoctor.diagnoses import ALL  # the catalogue contains this module
-
-    return any(diagnosis.claims(failure, case) for diagnosis in ALL)
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (

@@ -9,10 +9,10 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
-from dsdoctor.diagnoses.frames import passes_through
-from dsdoctor.diagnoses.launch import KILL, roots
-from dsdoctor.diagnoses.processes import memory_verdict
+from dsdoctor.diagnoses.peers import roots
+from dsdoctor.diagnoses.processes import KILL, memory_verdict
 from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.frames import passes_through
 from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure
 

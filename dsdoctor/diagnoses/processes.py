@@ -12,6 +12,8 @@ from dsdoctor.logs.facts import ProcessExit
 from dsdoctor.runs.facts import Run
 
 SIGTERM = -15
+KILL = -9
+SEGMENTATION_FAULT = -11
 _SHELL_SIGNAL = 128
 _RUNNER_SIGNAL = 256
 NEARLY_FULL = 0.05

@@ -8,7 +8,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
-from dsdoctor.diagnoses.frames import passes_through
+from dsdoctor.frames import passes_through
 from dsdoctor.finding import Fix
 from dsdoctor.runs.facts import Failure
 

@@ -1,0 +1,214 @@
+"""What programs print and what it means: one row a kind of line.
+
+`literals` are bytes of which one stands in every line of that kind, so that a block can be searched for all of them at
+once before any regular expression is tried. The groups of the pattern become the fields of the event. Forms of
+DeepSpeed's own lines are taken from its sources, releases 0.1 to 0.19.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinePattern:
+    """One kind of line."""
+
+    kind: str
+    literals: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+def _row(kind: str, literals: str | tuple[str, ...], pattern: str) -> LinePattern:
+    return LinePattern(kind, (literals,) if isinstance(literals, str) else literals, re.compile(pattern))
+
+
+NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
+
+OVERFLOWS = (
+    # DeepSpeed's scaler (0.1 to 0.19.8), Megatron-style and no-ZeRO wrappers; see the groups for what each tells.
+    _row(
+        "overflow",
+        "Attempted loss scale",
+        r"(?:Rank (?P<rank>\d+) )?Skipping step\. Attempted loss scale: (?P<scale>[\d.e+]+),"
+        r" (?:reducing to (?P<next>[\d.e+]+)|but hysteresis is (?P<hysteresis>-?\d+))",
+    ),
+    _row(
+        "overflow",
+        "Reducing dynamic loss scale",
+        r"Reducing dynamic loss scale from (?P<scale>[\d.e+]+) to (?P<next>[\d.e+]+)",
+    ),
+    _row("overflow-static", "Using static loss scale", r"Using static loss scale of:? (?P<scale>[\d.e+]+)"),
+    _row(
+        "overflow-unscaled",
+        "Gradients are non-finite",
+        r"OVERFLOW! Skipping step\. Gradients are non-finite, weights were not updated",
+    ),
+)
+
+PROGRESS = (
+    _row("hf-dict", ("'loss':", '"loss":'), r"\{.*['\"]loss['\"]: .*\}"),
+    _row(
+        "bar",
+        ("it/s", "s/it", "?it/s"),
+        r"(?:(?P<title>[^|\r\n]{0,60}?): *)?\d+%\|[^|]*\| *(?P<done>\d+)/(?P<total>\d+) \[",
+    ),
+    _row("ds-step", "skipped=", r"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+), lr=\[(?P<lr>[^\],]*)"),
+    _row(
+        "megatron",
+        "iteration ",
+        r"\biteration\s+(?P<step>\d+)/\s*\d+ \|",
+    ),
+    _row("pipe-step", "steps: ", rf"steps: (?P<step>\d+) loss: (?P<loss>{NUMBER}) "),
+    _row(
+        "plain-step",
+        ("loss", "Loss"),
+        rf"(?i)\b(?:step|iter(?:ation)?|global_step)s?\b[ :=#\[]*(?P<step>\d+)(?:\s*/\s*\d+)?\b.{{0,40}}?\bloss\b[ :=|]*(?P<loss>{NUMBER})",
+    ),
+)
+
+EXITS = (
+    _row("exit", "exits with return code", r"exits with return code = (?P<code>-?\d+)"),
+    _row("exit", "(exitcode: ", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"),
+    _row("exit-rank", "(local_rank: ", r"^\s*rank\s+: (?P<rank>\d+) \(local_rank: \d+\)"),
+    _row("exit-code", "exitcode  : ", r"^\s*exitcode\s+: (?P<code>-?\d+) \(pid: \d+\)"),
+    _row(
+        "exit-word",
+        ("Killed", "Segmentation fault", "Bus error", "Aborted", "(core dumped)"),
+        r"(?:line \d+: +\d+ |task \d+: |^)(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
+    ),
+    _row(
+        "exit",
+        "Exited with exit code",
+        r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
+    ),
+)
+
+EVENTS = (
+    _row("cache-flush", "pytorch allocator cache flushes", r"\d+ pytorch allocator cache flushes since last step"),
+    _row("extensions-root", "as PyTorch extensions root", r"Using (?P<folder>\S+) as PyTorch extensions root"),
+    _row(
+        "extension-loaded",
+        ("Loading extension module", "Time to load "),
+        r"Loading extension module|Time to load \w+ op",
+    ),
+    _row(
+        "compile-error",
+        ("error:", "nvcc fatal", "cannot find -l"),
+        r"nvcc fatal|fatal error: |\S+\.(?:cu|cuh|cpp|cc|c|h|hpp)[:(]\d+\S* ?:? (?:fatal )?error:? |cannot find -l\w+",
+    ),
+    _row(
+        "memory-phase",
+        "see_memory_usage] ",
+        r"see_memory_usage\] (?:\[Rank \d+\] )?(?P<phase>(?!MA |CPU Virtual)\S.*)",
+    ),
+    _row(
+        "engine-info",
+        "[INFO] [",
+        r"\[INFO\] \[(?!runner\.py|launch\.py|multinode_runner|real_accelerator|constants\.py)[\w.]+\.py:\d+:\w+\]",
+    ),
+    _row(
+        "deepspeed-version",
+        ("DeepSpeed info: version=", "deepspeed 0.", "deepspeed==", "deepspeed  ", "DeepSpeed 0."),
+        r"(?:DeepSpeed info: version=|\b[Dd]eep[Ss]peed(?:==|[ \t]+))(?P<deepspeed>\d+\.\d+\.\d+)",
+    ),
+    _row(
+        "torch-version",
+        ("torch 1.", "torch 2.", "torch==", "torch   "),
+        r"\btorch(?:==|[ \t]+)(?P<torch>\d+\.\d+(?:\.\d+)?)",
+    ),
+    _row(
+        "gpu-name",
+        ("Tesla ", "NVIDIA ", "GeForce", "Quadro", "V100-", "A100-", "H100", "TITAN "),
+        r"(?P<gpu>(?:NVIDIA |Tesla |GeForce |Quadro )?(?:Tesla |GeForce )?(?:[VPAHBL]\d{2,3}[A-Z]*\b|T4\b|RTX ?\w+|GTX \d+|TITAN \w+|K80)(?:-[\w-]+)?)",
+    ),
+    _row(
+        "world-size",
+        ("dist_world_size=", "world_size ."),
+        r"dist_world_size=(?P<size>\d+)|world_size \.{3,} (?P<size2>\d+)",
+    ),
+    _row(
+        "model-name",
+        ("model_name_or_path", "name_or_path", "--model", '"model_type"'),
+        r"(?:model_name_or_path|_name_or_path|--model(?:_name|_path)?|model_type)['\"]?[ ,:='\"]+(?P<model>[\w][\w./-]*)",
+    ),
+    _row("model-dtype", 'dtype": "bfloat16"', r'"(?:torch_)?dtype": "bfloat16"'),
+    _row(
+        "fp16-flag",
+        ("fp16", "float16"),
+        r"--fp16\b(?! *[Ff]alse)|\bfp16=True|fp16_enabled \.+ (?:True|auto)|Creating torch\.float16 ZeRO|fp16 (?:unfused )?optimizer with dynamic loss scale",
+    ),
+    _row(
+        "bf16-flag",
+        ("bf16", "bfloat16"),
+        r"--bf16\b(?! *[Ff]alse)|\bbf16=True|bfloat16_enabled \.+ True|Creating torch\.bfloat16 ZeRO",
+    ),
+    _row(
+        "stage-flag",
+        ("ZeRO stage ", "zero_optimization_stage", "zero_config "),
+        r"ZeRO stage (?P<stage>\d)|zero_optimization_stage \.+ (?P<s2>\d)|zero_config \.+ .*?\bstage=(?P<s3>\d)",
+    ),
+    _row("closing-signal", "closing signal SIG", r"Sending process \d+ closing signal SIG(?:TERM|KILL|INT)"),
+    _row(
+        "sighup",
+        ("death signal", "SIGHUP", "got signal: 1"),
+        r"Received 1 death signal|closing signal SIGHUP|got signal: 1\b",
+    ),
+    _row(
+        "cancelled",
+        ("CANCELLED AT", "DUE TO TIME LIMIT", "DUE TO PREEMPTION", "death signal", "Main process received SIG"),
+        r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|Received (?:2|15) death signal|Main process received SIG(?:INT|TERM)",
+    ),
+    _row(
+        "oom-kill",
+        (
+            "oom-kill",
+            "oom_kill",
+            "Out of memory: Kill",
+            "OOMKilled",
+            "out of memory: Kill",
+            "oom-killer",
+            "memory limit",
+        ),
+        r"oom-kill(?:er)?\b|oom_kill event|(?:Out of memory|out of memory): Kill|OOMKilled|[Ee]xceeded (?:job |step )?memory limit",
+    ),
+    _row("local-rank-refused", "unrecognized arguments", r"error: unrecognized arguments:.*--local[-_]rank"),
+    _row(
+        "ssh-failed",
+        ("ssh:", "ssh exited", "Permission denied (publickey", "Host key verification failed"),
+        r"ssh: (?:connect to host|Could not resolve)|ssh exited with exit code [1-9]|Permission denied \(publickey|Host key verification failed",
+    ),
+    _row(
+        "gpu-fault",
+        ("NVRM: Xid", "ECC", "fallen off the bus"),
+        r"NVRM: Xid [^,]*: (?:48|63|64|74|79|92|94|95|119|120)\b|(?i:uncorrectable ECC|double[- ]bit ECC)|fallen off the bus",
+    ),
+    _row(
+        "device-assert",
+        ("Assertion `", "device-side assert"),
+        r"\.cuh?:\d+:.*Assertion `[^`]+` failed|device-side assert triggered",
+    ),
+    _row("checkpoint-no-grad", "None of the inputs have requires_grad", r"None of the inputs have requires_grad=True"),
+    _row("op-attribute", "has no attribute 'ds_opt", r"has no attribute 'ds_opt_\w+'"),
+    _row("trace-invalidated", "Invalidate trace cache", r"Invalidate trace cache @ step (?P<trace_step>\d+)"),
+    _row(
+        "finished",
+        ("exits successfully", "train_runtime", "raining finished", "raining complete", "raining done"),
+        r"Process \d+ exits successfully|['\"]train_runtime['\"]|[Tt]raining (?:finished|completed?|done)\b",
+    ),
+    _row(
+        "peer-lost",
+        ("closed by remote peer", "closed by peer", "remote process exited", "Connection reset by peer"),
+        r"[Cc]onnection (?:closed|reset) by (?:remote )?peer|remote process exited",
+    ),
+)
+
+TRACEBACK = "Traceback (most recent call last)"
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Exception ignored on")
+
+ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *EVENTS)
+BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {
+    literal: tuple(row for row in ALL if literal in row.literals) for row in ALL for literal in row.literals
+}

@@ -1,0 +1,298 @@
+"""One pass over one source: find the lines that mean something, read them, and tell the story what they say.
+
+Lines without any literal of the grammar are never decoded; only while a traceback or a config is open is every line
+looked at. So the time goes into searching blocks of bytes, and memory does not grow with the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from dsdoctor.logs import grammar
+from dsdoctor.logs.configs import BEGINS, ConfigBlock, parse
+from dsdoctor.logs.grammar import LinePattern
+from dsdoctor.logs.source import Source
+from dsdoctor.logs.story import Place, Story
+from dsdoctor.logs.timeline import Overflow
+from dsdoctor.logs.tracebacks import Moment, TracebackReader
+from dsdoctor.logs.unwrap import Unwrapped, unwrap
+from dsdoctor.runs.facts import Failure
+
+ATTENTION = 200
+"""Lines looked at one by one after a line of a traceback or a config."""
+MAX_SEGMENT = 20_000
+"""Characters of a segment that are looked at; what is longer is dumped data."""
+
+_LITERALS = tuple(grammar.BY_LITERAL)
+_STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "{\n", "{\r\n", "train_batch_size")
+_INTERESTING = re.compile("|".join(re.escape(text) for text in (*_LITERALS, *_STRUCTURE)).encode())
+_TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d+))?")
+_GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d+)")
+_LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
+_PAIR = re.compile(rf"['\"](?P<key>loss|grad_norm|learning_rate|step)['\"]: ['\"]?(?P<value>{grammar.NUMBER})\b")
+_NAMED_VALUE = re.compile(
+    rf"(?i)\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*(?P<value>{grammar.NUMBER})\b"
+)
+_SERIES = {
+    "lm loss": "loss",
+    "loss": "loss",
+    "grad norm": "grad_norm",
+    "grad_norm": "grad_norm",
+    "gradnorm": "grad_norm",
+}
+_SERIES |= {"learning rate": "lr", "learning_rate": "lr", "lr": "lr"}
+_TRAINING_BAR = re.compile(r"(?i)\b(?:epoch|train\w*|steps?|iter\w*)\b")
+_LAUNCHER_FILE = re.compile(
+    r"torch[/\\]distributed[/\\](?:run\.py|launch|elastic)|deepspeed[/\\]launcher|accelerate[/\\]commands"
+)
+_LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
+_WORDS = {"Killed": -9, "Segmentation fault": -11, "Bus error": -7, "Aborted": -6}
+
+
+class Scanner:
+    """Reads the blocks of one source into a story."""
+
+    def __init__(self, source: Source, story: Story) -> None:
+        self._source = source
+        self._story = story
+        self._line = 0
+        self._attention = 0
+        self._time: float | None = None
+        self._readers: dict[int | None, TracebackReader] = {}
+        self._blocks: dict[int | None, ConfigBlock] = {}
+        self._bar: tuple[int, int] = (0, 0)
+        self._summary_rank: int | None = None
+
+    def scan(self, blocks: Iterable[bytes]) -> None:
+        """Read all blocks, then close what is still open. Exceptions of `blocks` pass through, after the closing."""
+        try:
+            for block in blocks:
+                self._scan(block)
+        finally:
+            for reader in self._readers.values():
+                reader.interrupt()
+                self._take(reader, keep=0)
+            self._story.lines += self._line
+
+    def _scan(self, block: bytes) -> None:
+        position = 0
+        size = len(block)
+        while position < size:
+            if self._attention <= 0:
+                match = _INTERESTING.search(block, position)
+                start = size if match is None else block.rfind(b"\n", position, match.start()) + 1 or position
+                self._line += block.count(b"\n", position, start)
+                position = start
+                if match is None:
+                    return
+            end = block.find(b"\n", position) + 1 or size
+            self._line += 1
+            self._read(block[position:end])
+            if end == size and not block.endswith(b"\n"):
+                self._line -= 1  # the rest of this line comes with the next block
+            position = end
+
+    def _read(self, raw: bytes) -> None:
+        self._attention -= 1
+        text = raw.rstrip(b"\r\n").decode("utf-8", "replace")
+        for segment in text.split("\r") if "\r" in text else (text,):
+            self._segment(segment[:MAX_SEGMENT])
+
+    def _segment(self, segment: str) -> None:
+        line = unwrap(segment)
+        rank = self._source.rank if line.rank is None else line.rank
+        if rank is not None:
+            self._story.ranks.add(rank)
+        self._time = _time(segment) or self._time
+        place = Place(self._source.name, self._line, rank, self._time, line.text or line.prefix)
+        self._story.last = place if line.text.strip() else self._story.last
+        rows = [row for literal in _LITERALS if literal in segment for row in grammar.BY_LITERAL[literal]]
+        progress = [row for row in rows if row in grammar.PROGRESS]
+        if progress and place.rank in self._readers:
+            self._readers[place.rank].interrupt()
+        if not progress and self._in_traceback(line, place):
+            self._attention = ATTENTION
+            return
+        self._config(line, place)
+        for row in dict.fromkeys(rows):
+            match = row.pattern.search(line.text)
+            if match is not None:
+                self._meaning(row, match, place)
+
+    # --- tracebacks
+
+    def _in_traceback(self, line: Unwrapped, place: Place) -> bool:
+        reader = self._readers.get(place.rank)
+        begins = grammar.TRACEBACK in line.text or line.text.startswith(grammar.IGNORED)
+        if reader is None:
+            if not begins:
+                return False
+            reader = self._readers[place.rank] = TracebackReader(self._source.name, place.rank)
+        elif not begins and not reader.busy:
+            return False
+        moment = Moment(place.line, self._story.step, self._time, self._story.steps_shown)
+        consumed = reader.feed(line.text, moment)
+        self._take(reader, keep=1 if reader.busy else 0)
+        return consumed
+
+    def _take(self, reader: TracebackReader, *, keep: int) -> None:
+        """Hand on the exceptions that are complete, but for the last one, which another may yet be chained to."""
+        complete = reader.done[: max(0, len(reader.done) - keep)]
+        del reader.done[: len(complete)]
+        for raised in complete:
+            if not _launchers(raised.failure):
+                self._story.failure(raised.failure, raised.progress)
+
+    # --- configs
+
+    def _config(self, line: Unwrapped, place: Place) -> None:
+        block = self._blocks.get(place.rank)
+        if block is not None:
+            self._attention = ATTENTION
+            state = block.feed(line.text, place.line)
+            if isinstance(state, Mapping):
+                self._know(state, block.marks, place)
+            if not isinstance(state, bool) or not state:
+                del self._blocks[place.rank]
+        elif BEGINS.search(line.text):
+            self._blocks[place.rank] = ConfigBlock(place.line)
+            self._attention = ATTENTION
+        elif "train_batch_size" in line.text and "{" in line.text:
+            found = parse(line.text[line.text.find("{") :])
+            if found is not None:
+                self._know(found, {}, place)
+
+    def _know(self, config: Mapping[str, Any], marks: Mapping[str, int], place: Place) -> None:
+        self._story.config = config
+        fp16 = config.get("fp16")
+        if isinstance(fp16, Mapping) and fp16.get("enabled") is True:
+            where = Place(
+                place.source, marks.get("fp16", place.line), place.rank, place.time, '"fp16": {"enabled": true}'
+            )
+            self._story.event("fp16-enabled", {}, where)
+
+    # --- lines
+
+    def _meaning(self, row: LinePattern, match: re.Match[str], place: Place) -> None:
+        kind = row.kind
+        if kind.startswith("overflow"):
+            self._overflow(kind, match, place)
+        elif row in grammar.PROGRESS:
+            self._progress(kind, match, place)
+        elif row in grammar.EXITS:
+            self._exit(kind, match, place)
+        else:
+            fields = {name: value for name, value in match.groupdict().items() if value is not None}
+            self._learn(kind, fields)
+            self._story.event(kind, fields, place)
+
+    def _learn(self, kind: str, fields: dict[str, str]) -> None:
+        flags = self._story.flags
+        if kind in ("deepspeed-version", "torch-version"):
+            for name, value in fields.items():
+                self._story.versions.setdefault(name, value)
+        elif kind == "fp16-flag":
+            flags.setdefault("fp16", True)
+        elif kind == "bf16-flag":
+            flags.setdefault("bf16", True)
+        elif kind == "stage-flag":
+            flags.setdefault("stage", int(next(iter(fields.values()))))
+
+    def _overflow(self, kind: str, match: re.Match[str], place: Place) -> None:
+        groups = match.groupdict()
+        scale = _float(groups.get("scale"))
+        following = _float(groups.get("next")) if groups.get("next") else scale
+        if kind == "overflow-static" and scale == 1:
+            scale = following = None
+        told = Overflow(
+            self._story.step if self._story.step is not None else 0,
+            scale,
+            following,
+            place.line,
+            place.source,
+            place.text[:300],
+            _LOGGER.search(place.text) is None,
+        )
+        named = groups.get("rank")
+        self._story.tick()
+        self._story.scale.add(int(named) if named else place.rank, told)
+
+    def _progress(self, kind: str, match: re.Match[str], place: Place) -> None:
+        if kind == "bar":
+            self._bar_moved(match)
+        elif kind == "hf-dict":
+            for pair in _PAIR.finditer(match.group()):
+                if pair["key"] == "step":
+                    self._story.progress(int(float(pair["value"])))
+            self._values(_PAIR, match.group(), place)
+        else:
+            self._story.progress(int(match["step"]))
+            if kind in ("plain-step", "pipe-step"):
+                self._values(_NAMED_VALUE, place.text[match.start() :], place)
+            elif kind == "megatron":
+                self._values(_NAMED_VALUE, place.text, place)
+
+    def _values(self, pattern: re.Pattern[str], text: str, place: Place) -> None:
+        seen: set[str] = set()
+        for pair in pattern.finditer(text):
+            name = _SERIES.get(pair["key"].lower())
+            value = _float(pair["value"])
+            if name is not None and name not in seen and value is not None:
+                seen.add(name)
+                self._story.value(name, value, place)
+
+    def _bar_moved(self, match: re.Match[str]) -> None:
+        title = match["title"]
+        if title and not _TRAINING_BAR.search(title):
+            return
+        done, (before, base) = int(match["done"]), self._bar
+        if done < before and title:
+            base += before  # a new epoch has begun
+        self._bar = (done, base)
+        self._story.progress(base + done)
+
+    def _exit(self, kind: str, match: re.Match[str], place: Place) -> None:
+        if kind == "exit-rank":
+            self._summary_rank = int(match["rank"])
+            self._attention = max(self._attention, 3)
+            return
+        if kind == "exit-word":
+            self._story.exit(_WORDS[match["word"]], None, place)
+            return
+        code = int(match["code"])
+        rank = match.groupdict().get("rank")
+        named = int(rank) if rank is not None else (self._summary_rank if kind == "exit-code" else None)
+        self._story.exit(code, named, place, by_launcher=code == -15)
+
+
+def _launchers(failure: Failure) -> bool:
+    """True for what a launcher raises because a rank has failed."""
+    if failure.type.rpartition(".")[2] not in _LAUNCHER_TYPES:
+        return False
+    return any(_LAUNCHER_FILE.search(frame.file) for frame in failure.frames)
+
+
+def _time(text: str) -> float | None:
+    """Seconds since the epoch, taken as UTC; only differences matter."""
+    match = _TIME.search(text, 0, 120)
+    try:
+        if match is not None:
+            base = datetime.fromisoformat(f"{match['date']}T{match['clock']}").replace(tzinfo=timezone.utc)
+            return base.timestamp() + float(f"0.{match['part'] or 0}")
+        match = _GLOG.search(text, 0, 120)
+        if match is not None:
+            stamp = f"{datetime.now(timezone.utc).year}-{match['month']}-{match['day']}T{match['clock']}"
+            return datetime.fromisoformat(stamp).replace(tzinfo=timezone.utc).timestamp() + float(f"0.{match['part']}")
+    except ValueError:
+        return None
+    return None
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

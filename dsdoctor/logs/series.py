@@ -1,0 +1,71 @@
+"""Quantities over the steps, thinned while they are read so that any length fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dsdoctor.finding import Evidence
+from dsdoctor.logs.facts import Point, Series
+
+KEEP = 5000
+"""Most points of a series that are handed out."""
+_NON_FINITE_KEPT = 50
+
+
+@dataclass
+class _Raw:
+    step: float | None
+    value: float
+    line: int
+    source: str
+    rank: int | None
+    text: str
+
+
+class SeriesBuilder:
+    """One series in the making. Every n-th point is kept, n doubling as it grows; the ones that matter all are."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stride = 1
+        self._count = 0
+        self._points: list[_Raw] = []
+        self._special: list[_Raw] = []
+        self._least: _Raw | None = None
+        self._most: _Raw | None = None
+        self._last: _Raw | None = None
+
+    def add(self, step: float | None, value: float, line: int, source: str, rank: int | None, text: str) -> None:
+        point = _Raw(step, value, line, source, rank, text)
+        if self._count % self._stride == 0:
+            self._points.append(point)
+        self._count += 1
+        self._last = point
+        if not math.isfinite(value):
+            if len(self._special) < _NON_FINITE_KEPT:
+                self._special.append(point)
+        elif self._least is None or value < self._least.value:
+            self._least = point
+        if math.isfinite(value) and (self._most is None or value > self._most.value):
+            self._most = point
+        if len(self._points) >= 2 * KEEP:
+            self._points = self._points[::2]
+            self._stride *= 2
+
+    def build(self) -> Series:
+        """The series so far."""
+        chosen = self._points
+        thinned = self._count > KEEP
+        if thinned:
+            chosen = self._points[:: -(-len(self._points) // (KEEP - _NON_FINITE_KEPT - 3))]
+        extremes = [point for point in (self._least, self._most, self._last) if point is not None]
+        unique = {id(point): point for point in (*chosen, *self._special, *extremes)}
+        ordered = sorted(unique.values(), key=lambda point: (point.source, point.line))
+        return Series(name=self._name, points=tuple(map(_point, ordered)), thinned=thinned)
+
+
+def _point(raw: _Raw) -> Point:
+    step = None if raw.step is None else int(raw.step)
+    evidence = Evidence(source=raw.source, line=raw.line, rank=raw.rank, step=step, text=raw.text)
+    return Point(step=raw.step, value=raw.value, evidence=evidence)

@@ -1,0 +1,221 @@
+"""What all sources together have told so far: the accumulators that a scan fills, and the facts made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dsdoctor.finding import Evidence
+from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
+from dsdoctor.logs.series import SeriesBuilder
+from dsdoctor.logs.timeline import ScaleTimeline, history
+from dsdoctor.loss_scale import LossScaleHistory
+from dsdoctor.runs.facts import Failure
+
+PROGRESS_THAT_CLEARS = 3
+"""Steps done after an exception from which on it had not ended the job."""
+MINIMUM_REACHED = "Current loss scale already at minimum"
+MAX_TEXT = 300
+MAX_FAILURES = 200
+MAX_EVENTS = 2000
+
+
+@dataclass
+class Place:
+    """Where a line stands: the source, the line, the rank, and the time if lines of that source have one."""
+
+    source: str
+    line: int
+    rank: int | None
+    time: float | None
+    text: str
+
+    def evidence(self, step: int | None) -> Evidence:
+        return Evidence(source=self.source, line=self.line, rank=self.rank, step=step, text=self.text[:MAX_TEXT])
+
+
+@dataclass
+class _Counted:
+    first: LogEvent
+    count: int = 1
+    last_line: int = 0
+
+
+@dataclass
+class _Candidate:
+    failure: Failure
+    order: int
+    progress: int
+
+
+@dataclass
+class Story:
+    """The accumulators. `step` is the last step that a line of progress named."""
+
+    lines: int = 0
+    step: int | None = None
+    steps_seen: int = 0
+    scale: ScaleTimeline = field(default_factory=ScaleTimeline)
+    config: Mapping[str, Any] | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    unreadable: list[str] = field(default_factory=list)
+    last: Place | None = None
+    _order: int = 0
+    _progress: int = 0
+    _last_progress: int | None = None
+    _finished: int | None = None
+    _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
+    _exits: dict[tuple[int | None, int], ProcessExit] = field(default_factory=dict)
+    _failures: list[_Candidate] = field(default_factory=list)
+    _series: dict[str, SeriesBuilder] = field(default_factory=dict)
+
+    def tick(self) -> int:
+        """The place of the next item in the story."""
+        self._order += 1
+        return self._order
+
+    def progress(self, step: int) -> None:
+        """A step was done. Only a step beyond all before counts as progress."""
+        order = self.tick()
+        if step > self.steps_seen:
+            self._progress += 1
+            self._last_progress = order
+            self.steps_seen = step
+        self.step = step
+
+    def value(self, name: str, number: float, place: Place) -> None:
+        builder = self._series.setdefault(name, SeriesBuilder(name))
+        builder.add(self.step, number, place.line, place.source, place.rank, place.text[:MAX_TEXT])
+
+    def event(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
+        order = self.tick()
+        if kind == "finished":
+            self._finished = order
+        key = (kind, place.source, place.rank, tuple(sorted(fields.items())))
+        known = self._events.get(key)
+        if known is not None:
+            known.count += 1
+            known.last_line = place.line
+            return
+        if len(self._events) >= MAX_EVENTS:
+            return
+        first = LogEvent(
+            kind=kind,
+            text=place.text[:MAX_TEXT],
+            source=place.source,
+            line=place.line,
+            last_line=place.line,
+            order=order,
+            rank=place.rank,
+            step=self.step,
+            fields=dict(fields),
+        )
+        self._events[key] = _Counted(first, last_line=place.line)
+
+    def exit(self, code: int, rank: int | None, place: Place, *, by_launcher: bool = False) -> None:
+        order = self.tick()
+        self._exits.setdefault(
+            (rank, code),
+            ProcessExit(code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher),
+        )
+
+    @property
+    def steps_shown(self) -> int:
+        """How many lines of progress there were so far."""
+        return self._progress
+
+    def failure(self, failure: Failure, progress: int) -> None:
+        """An exception; `progress` is what `steps_shown` was when it came."""
+        if len(self._failures) < MAX_FAILURES:
+            self._failures.append(_Candidate(failure, self.tick(), progress))
+
+    def facts(self, sources: tuple[str, ...]) -> LogFacts:
+        """Everything that was understood."""
+        failures = tuple(candidate.failure for candidate in self._kept())
+        series = tuple(builder.build() for builder in self._series.values())
+        config = _effective(self.config, self.flags)
+        end = self._end(failures)
+        return LogFacts(
+            sources=sources,
+            lines=self.lines,
+            ranks=tuple(sorted(self.ranks)),
+            steps_seen=self.steps_seen,
+            events=tuple(self._all_events()),
+            failures=failures,
+            exits=tuple(self._exits.values()),
+            loss_scale=self._history(config, failures, end),
+            series=series,
+            config=config or None,
+            versions=self.versions,
+            end=end,
+            last_line=self.last.evidence(self.step) if self.last is not None else None,
+            last_progress=self._last_progress,
+            unreadable=tuple(self.unreadable),
+        )
+
+    def _kept(self) -> list[_Candidate]:
+        """The exceptions that were not survived, oldest first."""
+        died = any(exit.code != 0 for exit in self._exits.values())
+        kept = [c for c in self._failures if self._progress - c.progress < PROGRESS_THAT_CLEARS]
+        if self._finished is not None and not died:
+            finished = self._finished
+            kept = [candidate for candidate in kept if candidate.order > finished]
+        timed = all(candidate.failure.time is not None for candidate in kept)
+        return sorted(kept, key=lambda c: ((c.failure.time or 0.0) if timed else 0.0, c.order))
+
+    def _all_events(self) -> list[LogEvent]:
+        found = [replace(c.first, count=c.count, last_line=c.last_line) for c in self._events.values()]
+        return sorted(found, key=lambda event: event.order)
+
+    def _end(self, failures: tuple[Failure, ...]) -> End:
+        if failures or any(exit.code != 0 for exit in self._exits.values()):
+            return "failed"
+        return "finished" if self._finished is not None else "open"
+
+    def _history(self, config: Mapping[str, Any], failures: tuple[Failure, ...], end: End) -> LossScaleHistory | None:
+        precision = _precision(config)
+        lines = self.scale.lines(precision)
+        raised = next((f for f in failures if MINIMUM_REACHED in f.message), None)
+        proof = None
+        if raised is not None:
+            text = f"{raised.type}: {raised.message}"
+            proof = Evidence(source=raised.source, line=raised.line, rank=raised.rank, step=None, text=text[:MAX_TEXT])
+        loss = self._series.get("loss")
+        finite = None if loss is None else all(math.isfinite(point.value) for point in loss.build().points)
+        zeros = loss is not None and all(point.value == 0 for point in loss.build().points)
+        return history(
+            lines,
+            config=config,
+            precision=precision,
+            steps_seen=self.steps_seen or None,
+            raised=proof,
+            loss_finite=None if zeros else finite,
+            ended=end != "open",
+        )
+
+
+def _precision(config: Mapping[str, Any]) -> str | None:
+    for name in ("fp16", "bf16"):
+        section = config.get(name)
+        if isinstance(section, Mapping) and section.get("enabled") is True:
+            return name
+    return None
+
+
+def _effective(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with what flags and other lines add where it is silent or says "auto"."""
+    effective: dict[str, Any] = dict(config or {})
+    if "bfloat16" in effective:
+        effective.setdefault("bf16", effective["bfloat16"])
+    for name in ("fp16", "bf16"):
+        section = dict(effective.get(name) or {}) if isinstance(effective.get(name) or {}, Mapping) else {}
+        if section.get("enabled") in (None, "auto") and flags.get(name) is not None:
+            effective[name] = {**section, "enabled": flags[name]}
+    zero = effective.get("zero_optimization") or {}
+    if flags.get("stage") is not None and isinstance(zero, Mapping) and "stage" not in zero:
+        effective["zero_optimization"] = {**zero, "stage": flags["stage"]}
+    return effective

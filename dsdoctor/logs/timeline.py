@@ -1,0 +1,120 @@
+"""The story of the loss scale out of single overflow lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dsdoctor.finding import Evidence
+from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt
+
+MAX_ATTEMPTS = 200_000
+"""Overflows kept of one rank; a log that has more tells nothing new."""
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """One line about a skipped step. `scale` is None where the line has none (no loss scale is at work)."""
+
+    step: int | None
+    scale: float | None
+    next_scale: float | None
+    line: int
+    source: str
+    text: str
+    bare: bool
+    """The line has no prefix of a logger: a print of an old release, or a quotation."""
+
+
+class ScaleTimeline:
+    """Collects overflow lines by the rank that printed them: every rank of a job sees the same overflows."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int | None, list[Overflow]] = {}
+
+    def add(self, rank: int | None, overflow: Overflow) -> None:
+        lines = self._by_rank.setdefault(rank, [])
+        if len(lines) >= MAX_ATTEMPTS:
+            return
+        if lines and lines[-1].step is not None and overflow.step is not None and overflow.step <= lines[-1].step:
+            if _same(lines[-1], overflow):
+                return
+            overflow = _at(overflow, lines[-1].step + 1)
+        lines.append(overflow)
+
+    def lines(self, precision: str | None) -> list[Overflow]:
+        """The overflows of the rank that tells most, without lines that the precision rules out or that are quoted."""
+        lines = max(self._by_rank.values(), key=len, default=[])
+        if precision in ("bf16", "fp32"):
+            lines = [line for line in lines if line.scale is None or line.scale == 1]
+        if any(not line.bare for line in lines):
+            lines = [line for line in lines if not line.bare]
+        return lines
+
+
+def history(
+    lines: list[Overflow],
+    *,
+    config: Mapping[str, Any],
+    precision: str | None,
+    steps_seen: int | None,
+    raised: Evidence | None,
+    loss_finite: bool | None,
+    ended: bool,
+) -> LossScaleHistory | None:
+    """The overflows as one history, None where there are none. `raised` is the exception at the minimum scale."""
+    unscaled = bool(lines) and all(line.scale is None for line in lines)
+    fp16 = config.get("fp16")
+    settings = fp16 if isinstance(fp16, Mapping) else {}
+    static = _number(settings.get("loss_scale")) or None
+    attempts = [_attempt(line, static) for line in lines]
+    if raised is not None:
+        last = attempts[-1].next_scale if attempts else _number(settings.get("min_loss_scale")) or 1.0
+        attempts.append(ScaleAttempt(step=raised.step, scale=last, next_scale=last, raised=True, evidence=raised))
+    if not attempts:
+        return None
+    known: Literal["fp16", "bf16", "fp32"] = "fp16"
+    if precision in ("bf16", "fp32") or (unscaled and precision is None):
+        known = "fp32" if precision == "fp32" else "bf16"
+    power = _number(settings.get("initial_scale_power"))
+    window, hysteresis = _number(settings.get("loss_scale_window")), _number(settings.get("hysteresis"))
+    return LossScaleHistory(
+        source=lines[0].source if lines else (raised.source if raised is not None else ""),
+        attempts=tuple(attempts),
+        steps_seen=None if steps_seen is None else max(steps_seen, len(attempts)),
+        dynamic=static is None and not unscaled,
+        precision=known,
+        initial_power=None if power is None else int(power),
+        window=None if window is None else int(window),
+        hysteresis=None if hysteresis is None else int(hysteresis),
+        floor=_number(settings.get("min_loss_scale")),
+        loss_finite=loss_finite,
+        ended=ended,
+    )
+
+
+def _attempt(line: Overflow, static: float | None) -> ScaleAttempt:
+    scale = line.scale if line.scale is not None else static or 1.0
+    following = line.next_scale if line.next_scale is not None else scale
+    step = line.step
+    proof = Evidence(source=line.source, line=line.line, step=step, text=line.text)
+    return ScaleAttempt(step=step, scale=scale, next_scale=following, evidence=proof)
+
+
+def _same(one: Overflow, other: Overflow) -> bool:
+    """True for one overflow told twice: a scale that falls cannot fall from the same value again."""
+    return one.scale == other.scale and one.next_scale == other.next_scale and one.scale != one.next_scale
+
+
+def _at(overflow: Overflow, step: int) -> Overflow:
+    return Overflow(
+        step, overflow.scale, overflow.next_scale, overflow.line, overflow.source, overflow.text, overflow.bare
+    )
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
