@@ -13,7 +13,6 @@ from dsdoctor.diagnoses import (
     config_types,
 )
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.finding import Finding
 
 DIAGNOSES: tuple[Diagnosis, ...] = (
     *config_text.DIAGNOSES,
@@ -25,8 +24,3 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     *config_options.DIAGNOSES,
     *config_conflict.DIAGNOSES,
 )
-
-
-def culprit_keys(finding: Finding) -> tuple[str, ...]:
-    """The dotted ds_config keys that a finding is about, the guilty one first."""
-    return finding.keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,10 @@ from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import at_key
 from dsdoctor.dsconfig.effective import Effective
+from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.release import in_range
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
+from dsdoctor.logs.facts import LogFacts, Point
 
 _ZERO = "zero_optimization"
 _STAGE = f"{_ZERO}.stage"
@@ -22,7 +25,8 @@ _STAGE = f"{_ZERO}.stage"
 class Defect:
     """One defect. `since` and `until` are the releases it was seen in, both included; `until` None: no release without
     it is known. `meets` says whether a config meets it. `avoid` is the patch that gets around it, where one does;
-    `fixed_in` the release that ends it.
+    `fixed_in` the release that ends it. A `latent` defect hurts only once something else goes wrong, so it is a note
+    until the job shows a value that is not finite.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Defect:
     severity: Severity = "error"
     avoid: dict[str, Any] | None = None
     fixed_in: str | None = None
+    latent: bool = False
     caveat: str | None = None
 
 
@@ -113,6 +118,7 @@ DEFECTS: tuple[Defect, ...] = (
         advice="upgrade to DeepSpeed 0.19.8, which checks them at every stage",
         keys=("bf16.enabled", _STAGE),
         severity="warning",
+        latent=True,
         fixed_in="0.19.8",
     ),
     Defect(
@@ -124,6 +130,7 @@ DEFECTS: tuple[Defect, ...] = (
         advice="set bf16.check_grad_overflow at stages 1 and 2; at stage 3 upgrade to DeepSpeed 0.19.8",
         keys=("bf16.check_grad_overflow", "bf16.enabled", _STAGE),
         severity="warning",
+        latent=True,
         avoid={"bf16": {"check_grad_overflow": True}},
         fixed_in="0.19.8",
         caveat="Stage 3 ignores the key before 0.19.8.",
@@ -137,6 +144,7 @@ DEFECTS: tuple[Defect, ...] = (
         advice="upgrade to DeepSpeed 0.19.8",
         keys=("bf16.enabled", _STAGE),
         severity="warning",
+        latent=True,
         fixed_in="0.19.8",
     ),
     Defect(
@@ -156,6 +164,9 @@ DEFECTS: tuple[Defect, ...] = (
     ),
 )
 
+_REPEATS = 5
+_SENTINEL_RANGES = (("0.5.9", "0.13.1"), ("0.16.6", "0.19.6"))
+"""Releases whose stages 1 and 2 report -1 for a NaN norm of a group (stage 3 to 0.12.6 only in the first range)."""
 _COMPLEX = "complex parameters fail"
 _COMPLEX_SEEN = "0.19.8"
 
@@ -165,7 +176,9 @@ class KnownDefect(Diagnosis):
 
     What proves it: the release and the keys that the defect needs. Each defect in the table was seen by running that
     release, or read in its code; the range is what was seen, no more. Where every run with such a config is hurt it is
-    an error, where it needs a bad step as well a warning.
+    an error, where it needs a bad step as well a warning. A defect that only hides or worsens another fault is a note
+    until the job shows a value that is not finite. A gradient norm of exactly 1, 1.414, 1.732, ... in step after step
+    is the sign for NaN that some releases report.
 
     When it could be wrong: a vendor's build with the same version number and a mended code; a range whose end is open
     because no release without the defect was known when this was written.
@@ -178,37 +191,62 @@ class KnownDefect(Diagnosis):
     title = "a known defect of this DeepSpeed release"
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        config = case.config
+        config = _config(case)
         if config is not None and config.data:
             effective = Effective.of(config)
             for defect in DEFECTS:
                 if in_range(config.release, defect.since, defect.until) and defect.meets(effective):
-                    yield self._met(case, defect)
+                    yield self._met(config, defect, bad=_went_bad(case))
         yield from self._complex_parameters(case)
+        yield from self._sentinel_norm(case)
 
-    def _met(self, case: Case, defect: Defect) -> Finding:
-        config = case.config
-        assert config is not None
+    def _met(self, config: ConfigFacts, defect: Defect, *, bad: bool) -> Finding:
+        severity: Severity = "info" if defect.latent and not bad else defect.severity
         ends = f"; ended in {defect.fixed_in}" if defect.fixed_in else ""
         seen = f"DeepSpeed {config.release}; the defect is known from {defect.since} to {defect.until or 'now'}{ends}"
         return self.finding(
-            severity=defect.severity,
+            severity=severity,
             title=defect.name,
             cause=defect.what,
             evidence=(
                 Evidence(source="environment", text=seen),
                 *(at_key(config, key) for key in defect.keys if config.has(key)),
             ),
-            confidence=0.9 if defect.severity == "error" else 0.6,
+            confidence=0.9 if severity == "error" else 0.6,
             caveat=defect.caveat,
             fixes=(Fix(text=defect.advice, patch=defect.avoid),),
             keys=defect.keys,
         )
 
+    def _sentinel_norm(self, case: Case) -> Iterator[Finding]:
+        """A gradient norm of 1, 1.414, 1.732, ... over and over: -1 for each group of parameters, combined."""
+        release = _release(case)
+        if not any(in_range(release, since, until) for since, until in _SENTINEL_RANGES):
+            return
+        for source, norms in _norms(case):
+            last = norms[-_REPEATS:]
+            groups = round(last[-1] ** 2) if len(last) == _REPEATS and math.isfinite(last[-1]) else 0
+            if groups and all(abs(norm - math.sqrt(groups)) < 1e-5 for norm in last):
+                yield self._sentinel(source, release, last[-1])
+
+    def _sentinel(self, source: str, release: str, norm: float) -> Finding:
+        return self.finding(
+            severity="warning",
+            title="the gradient norm stands for NaN",
+            cause=(
+                f"a gradient norm of {norm:.6g} in step after step is DeepSpeed {release}'s sign for NaN gradients "
+                "(-1 for each group of parameters), not a norm"
+            ),
+            evidence=(Evidence(source=source, text=f"the last {_REPEATS} gradient norms are {norm:.7g}"),),
+            confidence=0.75,
+            caveat="Clipping code that reports the norm after clipping to 1.0 prints 1 too.",
+            fixes=(Fix(text="look for the first NaN; DeepSpeed 0.19.8 reports inf and skips the step"),),
+        )
+
     def _complex_parameters(self, case: Case) -> Iterator[Finding]:
         """Complex parameters: DeepSpeed's engines fail on them at every stage, with several messages."""
         run = context.own_run(case)
-        release = case.config.release if case.config is not None else ""
+        release = _release(case)
         if run is None or run.model is None or not in_range(release, _COMPLEX_SEEN, None):
             return
         complex_types = [(name, count) for name, count in run.model.dtypes if "complex" in name]
@@ -226,6 +264,44 @@ class KnownDefect(Diagnosis):
             caveat=f"Seen on {_COMPLEX_SEEN}; a later release may have mended it.",
             fixes=(Fix(text="keep such a parameter as a real tensor with a last axis of 2 (torch.view_as_complex)"),),
         )
+
+
+def _config(case: Case) -> ConfigFacts | None:
+    """The config that was given, else the one that the log shows."""
+    if case.config is not None or case.logs is None or case.logs.config is None:
+        return case.config
+    source = case.logs.sources[0] if case.logs.sources else "log"
+    return ConfigFacts(path=source, data=case.logs.config, release=_release(case))
+
+
+def _release(case: Case) -> str:
+    """The job's DeepSpeed release, "" where nothing names it. What a log says of its own job counts first."""
+    logged = case.logs.versions.get("deepspeed", "") if case.logs is not None else ""
+    return logged or (case.config.release if case.config is not None else "")
+
+
+def _went_bad(case: Case) -> bool:
+    """Whether the job showed a loss or gradient norm that is not finite, or a first bad value."""
+    run = context.own_run(case)
+    ranks = run.ranks if run is not None else ()
+    values = [value for rank in ranks for step in rank.steps for value in (*step.losses, step.grad_norm or 0.0)]
+    if case.logs is not None:
+        values += [point.value for name in ("loss", "grad_norm") for point in _points(case.logs, name)]
+    return any(not math.isfinite(value) for value in values) or any(rank.first_bad is not None for rank in ranks)
+
+
+def _points(logs: LogFacts, name: str) -> tuple[Point, ...]:
+    series = logs.series_of(name)
+    return series.points if series is not None else ()
+
+
+def _norms(case: Case) -> Iterator[tuple[str, list[float]]]:
+    """The gradient norms of the job, step by step: of its log, and of the first rank of its run."""
+    if case.logs is not None and case.logs.sources:
+        yield case.logs.sources[0], [point.value for point in _points(case.logs, "grad_norm")]
+    run = context.own_run(case)
+    if run is not None and run.ranks:
+        yield run.leg, [step.grad_norm for step in run.ranks[0].steps if step.grad_norm is not None]
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (KnownDefect(),)
