@@ -99,9 +99,20 @@ class TextDiagnosis(Diagnosis):
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
         """The finding for exceptions, oldest first."""
         match = self.matched(claimed[0])
-        proof = [*(context.evidence(failure) for failure in claimed), *users_lines(claimed[0])]
+        proof = [*(context.evidence(failure) for failure in claimed[:1]), *self._decisive(claimed[0])]
+        proof += [*users_lines(claimed[0]), *(context.evidence(failure) for failure in claimed[1:])]
         proof += [event.evidence() for event in events]
         return self._finding(match.groupdict(default="?") if match else {}, proof)
+
+    def _decisive(self, failure: Failure) -> tuple[Evidence, ...]:
+        """The line of a long message that has the form, if it is not the first one."""
+        match = next((m for form in self.forms if (m := form.match(failure)) is not None), None)
+        index = failure.message.count("\n", 0, match.start()) if match is not None else 0
+        if index == 0:
+            return ()
+        text = failure.message.splitlines()[index].strip()
+        line = failure.message_lines[index] if index < len(failure.message_lines) else None
+        return (Evidence(source=failure.source, line=line, rank=failure.rank, text=text),)
 
     def told_by_events(self, case: Case, events: list[LogEvent]) -> Finding:
         """The finding for events of a log, oldest first."""

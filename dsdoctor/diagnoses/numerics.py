@@ -454,7 +454,7 @@ def _numeric_trouble(case: Case) -> tuple[Evidence, ...] | None:
         return (Evidence(source=run.leg, rank=health.rank, step=health.step, text=health.why),)
     for history in context.histories(case):
         if context.read(case, history).pattern == "collapse":
-            floor = next((a for a in history.attempts if a.next_scale <= (history.floor or 1)), history.attempts[-1])
+            floor = next((a for a in history.attempts if a.scale <= (history.floor or 1)), history.attempts[-1])
             return (floor.evidence,) if floor.evidence is not None else ()
     if case.logs is not None and (bad := _first_bad_point(case, case.logs)) is not None:
         return (bad[2].evidence,)

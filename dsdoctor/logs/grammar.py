@@ -177,7 +177,7 @@ EVENTS = (
     _row(
         "ssh-failed",
         ("ssh:", "ssh exited", "Permission denied (publickey", "Host key verification failed"),
-        r"ssh: (?:connect to host|Could not resolve)|ssh exited with exit code [1-9]|Permission denied \(publickey|Host key verification failed",
+        r"ssh: (?:connect to host|Could not resolve)|ssh exited with exit code 255|Permission denied \(publickey|Host key verification failed",
     ),
     _row(
         "gpu-fault",
@@ -207,6 +207,9 @@ EVENTS = (
 TRACEBACK = "Traceback (most recent call last)"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Exception ignored on")
+
+ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert")
+"""Kinds that count inside a traceback too, even in one of a destructor; everything else there is code or a message."""
 
 ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *EVENTS)
 BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {

@@ -109,18 +109,16 @@ class Scanner:
         self._time = _time(segment) or self._time
         place = Place(self._source.name, self._line, rank, self._time, line.text or line.prefix)
         self._story.last = place if line.text.strip() else self._story.last
-        rows = [row for literal in _LITERALS if literal in segment for row in grammar.BY_LITERAL[literal]]
-        progress = [row for row in rows if row in grammar.PROGRESS]
-        if progress and place.rank in self._readers:
-            self._readers[place.rank].interrupt()
-        if not progress and self._in_traceback(line, place):
+        matched = _matches(line.text)
+        if any(row in grammar.PROGRESS for row, _ in matched):
+            if place.rank in self._readers:
+                self._readers[place.rank].interrupt()
+        elif self._in_traceback(line, place):
             self._attention = ATTENTION
-            return
+            matched = [(row, match) for row, match in matched if row.kind in grammar.ALSO_IN_TRACEBACKS]
         self._config(line, place)
-        for row in dict.fromkeys(rows):
-            match = row.pattern.search(line.text)
-            if match is not None:
-                self._meaning(row, match, place)
+        for row, match in matched:
+            self._meaning(row, match, place)
 
     # --- tracebacks
 
@@ -266,6 +264,12 @@ class Scanner:
         rank = match.groupdict().get("rank")
         named = int(rank) if rank is not None else (self._summary_rank if kind == "exit-code" else None)
         self._story.exit(code, named, place, by_launcher=code == -15)
+
+
+def _matches(text: str) -> list[tuple[LinePattern, re.Match[str]]]:
+    """What the line means, by all rows of the grammar that match it."""
+    rows = dict.fromkeys(row for literal in _LITERALS if literal in text for row in grammar.BY_LITERAL[literal])
+    return [(row, match) for row in rows if (match := row.pattern.search(text)) is not None]
 
 
 def _launchers(failure: Failure) -> bool:

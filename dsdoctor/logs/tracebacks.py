@@ -61,7 +61,7 @@ class TracebackReader:
         self._rank = rank
         self._open: _Open | None = None
         self._last: Raised | None = None
-        self._message: list[str] = []
+        self._message: list[tuple[str, int]] = []
         self._ignored_next = False
         self._after_code = False
         self._pending_chain = False
@@ -91,7 +91,7 @@ class TracebackReader:
             return True
         if self._open is not None:
             return self._inside(text, at)
-        return self._in_message(text)
+        return self._in_message(text, at)
 
     def interrupt(self) -> None:
         """Something else was printed, or the stream has ended: a message that was being read is complete."""
@@ -144,7 +144,7 @@ class TracebackReader:
         opened = self._open
         if opened is None:
             return
-        self._message = [named["message"] or ""]
+        self._message = [(named["message"] or "", at.line)]
         failure = Failure(
             rank=self._rank,
             type=named["type"],
@@ -162,17 +162,18 @@ class TracebackReader:
             self._open = None
         self.patience = MAX_MESSAGE_LINES
 
-    def _in_message(self, text: str) -> bool:
+    def _in_message(self, text: str, at: Moment) -> bool:
         """A further line of the last exception's message, as long as nothing else begins."""
         if self._last is None or len(self._message) >= MAX_MESSAGE_LINES or _FOREIGN.match(text):
             self._close_message()
             return False
-        self._message.append(text.rstrip())
+        self._message.append((text.rstrip(), at.line))
         return True
 
     def _close_message(self) -> None:
         if self._last is not None:
-            failure = replace(self._last.failure, message="\n".join(self._message).strip())
+            texts, lines = zip(*self._message, strict=True)
+            failure = replace(self._last.failure, message="\n".join(texts).rstrip(), message_lines=lines)
             self.done.append(Raised(failure, self._last.progress))
             self._last = None
             self.patience = max(self.patience, 3)

@@ -45,6 +45,8 @@ class Failure:
     step: int | None = None
     time: float | None = None
     chain: tuple[Failure, ...] = ()
+    message_lines: tuple[int, ...] = ()
+    """The line of each line of the message, where it was read from a log."""
 
 
 @dataclass(frozen=True, kw_only=True)
