@@ -1,0 +1,114 @@
+"""What a loss scale's history means, as findings."""
+
+import pytest
+
+from dsdoctor.case import Case
+from tests.diagnoses.examples import found
+from tests.diagnoses.making import event, failed, fall, log, log_failure, process_exit, run, scales
+
+FP16_ON_0198 = {"versions": {"deepspeed": "0.19.8"}, "config": {"fp16": {"enabled": True}}, "steps_seen": 100}
+FALL_16 = ((65536.0, 65536.0), *fall(16))
+
+
+def played(history, **values):
+    return Case(runs=(run(history=history, precision="fp16", **values),))
+
+
+def read(history):
+    return log(loss_scale=history)
+
+
+SEARCH = scales(*fall(16, 10), steps_seen=100)
+STILL_FALLING = scales(*fall(16, 10), steps_seen=6, ended=False)
+COLLAPSE = scales(*FALL_16, (1.0, 1.0), raised=True)
+COLLAPSE_WITH_NAN = scales(*FALL_16, (1.0, 1.0), raised=True, loss_finite=False)
+NEVER_APPLIED = scales(*fall(16, 6), steps_seen=10)
+PERIODIC = scales((52, 2.0**17, 2.0**17), (53, 2.0**17, 2.0**16), (105, 2.0**17, 2.0**17), (106, 2.0**17, 2.0**16),
+                  steps_seen=200, window=50, initial_power=16)  # fmt: skip
+THRASH = scales(*((40 + 17 * i, 2.0 ** (16 - i), 2.0 ** (15 - i)) for i in range(8)), steps_seen=300, window=1000)
+STATIC = scales(*((2.0**20, 2.0**20) for _ in range(9)), steps_seen=12, dynamic=False)
+STATIC_ONCE = scales((2.0**10, 2.0**10), steps_seen=100, dynamic=False)
+BF16_SKIPS = scales(*((1.0, 1.0) for _ in range(9)), dynamic=False, precision="bf16")
+
+POSITIVE = {
+    "loss-scale/warmup": [played(SEARCH), read(SEARCH), read(STILL_FALLING)],
+    "loss-scale/periodic": [played(PERIODIC), read(PERIODIC)],
+    "loss-scale/thrash": [played(THRASH), read(THRASH)],
+    "loss-scale/collapse": [
+        played(COLLAPSE),
+        read(COLLAPSE),
+        played(COLLAPSE_WITH_NAN),
+        played(NEVER_APPLIED),
+        log_failure("Exception", "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."),
+    ],
+    "loss-scale/static": [played(STATIC), read(STATIC)],
+    "loss-scale/hidden": [log(event("fp16-enabled"), **FP16_ON_0198)],
+}
+NEGATIVE = {
+    "loss-scale/warmup": [played(COLLAPSE), played(THRASH), played(PERIODIC), played(BF16_SKIPS), Case()],
+    "loss-scale/periodic": [played(SEARCH), played(THRASH), Case()],
+    "loss-scale/thrash": [played(SEARCH), played(PERIODIC), played(COLLAPSE), played(BF16_SKIPS)],
+    "loss-scale/collapse": [
+        played(SEARCH),
+        played(THRASH),
+        read(STILL_FALLING),
+        played(BF16_SKIPS),
+        failed("Exception", "x"),
+    ],
+    "loss-scale/static": [played(COLLAPSE), played(STATIC_ONCE), played(BF16_SKIPS), Case()],
+    "loss-scale/hidden": [
+        log(event("fp16-enabled"), event("engine-info"), **FP16_ON_0198),
+        log(**{**FP16_ON_0198, "versions": {"deepspeed": "0.17.5"}}),
+        log(**{**FP16_ON_0198, "config": {"bf16": {"enabled": True}}}),
+        log(**{**FP16_ON_0198, "config": {"fp16": {"enabled": True, "loss_scale": 128}}}),
+        log(loss_scale=SEARCH, **FP16_ON_0198),
+    ],
+}
+
+
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in POSITIVE.items() for c in cases])
+def test_positive(identifier, case):
+    assert len(found(case, identifier)) == 1
+
+
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in NEGATIVE.items() for c in cases])
+def test_negative(identifier, case):
+    assert not found(case, identifier)
+
+
+def test_warmup_names_the_cheaper_start():
+    (finding,) = found(played(SEARCH), "loss-scale/warmup")
+    assert finding.severity == "info"
+    assert finding.fixes[0].patch == {"fp16": {"initial_scale_power": 10}}
+
+
+def test_collapse_advises_bf16_and_speaks_against_a_larger_scale():
+    (finding,) = found(played(COLLAPSE), "loss-scale/collapse")
+    assert finding.role == "root"
+    assert finding.fixes[0].patch == {"fp16": {"enabled": False}, "bf16": {"enabled": True}}
+    assert any("do not raise initial_scale_power" in fix.text for fix in finding.fixes)
+    assert all("initial_scale_power" not in str(fix.patch) for fix in finding.fixes)
+
+
+def test_collapse_on_volta_advises_fp32():
+    case = log(event("gpu-name", gpu="Tesla V100-SXM2-32GB"), loss_scale=COLLAPSE)
+    (finding,) = found(case, "loss-scale/collapse")
+    assert finding.fixes[0].patch == {"fp16": {"enabled": False}}
+
+
+def test_collapse_is_a_consequence_of_a_loss_that_is_nan():
+    (finding,) = found(played(COLLAPSE_WITH_NAN), "loss-scale/collapse")
+    assert finding.role == "consequence"
+    assert all(fix.patch is None for fix in finding.fixes)
+
+
+def test_the_exception_at_the_minimum_is_not_told_twice():
+    message = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+    case = log_failure("Exception", message, loss_scale=COLLAPSE, exits=(process_exit(1),))
+    assert found(case, "loss-scale/collapse")
+    assert not found(case, "launch/user-exception")
+
+
+def test_a_plain_leg_with_a_scaler_of_its_own_is_no_fault_of_the_job():
+    case = Case(runs=(run(precision="fp16"), run(leg="without-deepspeed", precision="fp16", history=COLLAPSE)))
+    assert not found(case, "loss-scale/collapse")

@@ -1,0 +1,116 @@
+"""What only ZeRO-3 punishes, and what autograd refuses."""
+
+import pytest
+
+from dsdoctor.diagnoses import context
+from dsdoctor.runs.facts import Frame
+from tests.diagnoses.examples import found
+from tests.diagnoses.making import (
+    ENGINE,
+    MODULE,
+    TORCH,
+    USER,
+    event,
+    failed,
+    healthy,
+    log,
+    log_failure,
+)
+
+EMPTY = "The size of tensor a (16) must match the size of tensor b (0) at non-singleton dimension 1"
+LOADING = (
+    "Error(s) in loading state_dict for LM:\n\tsize mismatch for w: copying a param with shape torch.Size([{}]) "
+    "from checkpoint, the shape in current model is torch.Size([{}])."
+)
+WEIGHT = "'weight' must be 2-D"
+BACK = Frame(file="/env/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line=9, function="backward",
+             text="assert maybe_loss_for_backward(")  # fmt: skip
+SCALAR = "loss must be a scalar tensor. If you need to pass output gradients, backward() of output tensors"
+TWICE = (
+    "The parameter blocks.2.down.bias has already been reduced.         Gradient computed twice for this partition.  "
+)
+
+POSITIVE = {
+    "zero3/empty-weights-in-model": [
+        failed("RuntimeError", EMPTY, USER, stage=3),
+        failed("RuntimeError", WEIGHT, USER, ENGINE, USER, TORCH, stage=3),
+        failed("RuntimeError", LOADING.format("512, 256", "0"), USER, stage=3),
+        log_failure("RuntimeError", WEIGHT, USER, TORCH),
+    ],
+    "zero3/empty-weights-in-checkpoint": [
+        failed("RuntimeError", LOADING.format("0", "512, 256"), USER, MODULE, stage=3),
+        log_failure("RuntimeError", LOADING.format("0", "512, 256"), USER),
+    ],
+    "zero3/module-outside-engine": [
+        failed("RuntimeError", WEIGHT, USER, MODULE, USER, TORCH, stage=3),
+        log_failure("RuntimeError", WEIGHT, USER, MODULE, TORCH),
+    ],
+    "zero3/inflight-params": [
+        failed("RuntimeError", "still have inflight params [{'id': 3}]", USER, ENGINE, stage=3),
+        failed("AssertionError", "{'id': 1, 'status': 'NOT_AVAILABLE', 'numel': 0}", USER, ENGINE, stage=3),
+    ],
+    "zero3/branch-hang": [
+        failed("RuntimeError", "Detected a disagreement on list contents between rank0 and rank1", USER, stage=3)
+    ],
+    "zero3/tied-or-resized": [failed("AttributeError", "'Parameter' object has no attribute 'ds_id'", USER, stage=3)],
+    "autograd/reduced-twice": [failed("AssertionError", TWICE, USER, BACK)],
+    "autograd/recompute-mismatch": [
+        failed("torch.utils.checkpoint.CheckpointError", "Recomputed values for the following tensors have different "
+               "metadata than during the forward pass.", USER),
+    ],
+    "autograd/no-grad": [
+        failed("RuntimeError", "element 0 of tensors does not require grad and does not have a grad_fn", USER),
+        log(event("checkpoint-no-grad"), failures=log_failure("AssertionError", SCALAR, USER, BACK).logs.failures),
+    ],
+    "autograd/attention-dtype": [failed("RuntimeError", "FlashAttention only support fp16 and bf16 data type", USER)],
+}  # fmt: skip
+NEGATIVE = {
+    "zero3/empty-weights-in-model": [
+        failed("RuntimeError", EMPTY, USER, stage=2),
+        log_failure("RuntimeError", EMPTY, USER),
+        failed("RuntimeError", LOADING.format("0", "512, 256"), USER, stage=3),
+        failed("RuntimeError", WEIGHT, USER, MODULE, USER, TORCH, stage=3),
+        failed("RuntimeError", "The size of tensor a (16) must match the size of tensor b (8)", USER, stage=3),
+    ],
+    "zero3/empty-weights-in-checkpoint": [
+        failed("RuntimeError", LOADING.format("512, 256", "0"), USER, stage=3),
+        failed("RuntimeError", LOADING.format("512, 256", "128, 256"), USER, stage=3),
+    ],
+    "zero3/module-outside-engine": [
+        failed("RuntimeError", WEIGHT, USER, ENGINE, MODULE, USER, TORCH, stage=3),
+        failed("RuntimeError", WEIGHT, USER, MODULE, TORCH, stage=1),
+    ],
+    "zero3/inflight-params": [failed("AssertionError", "batch is not available", USER, stage=3), healthy()],
+    "zero3/branch-hang": [failed("RuntimeError", "disagreement", USER, stage=3)],
+    "zero3/tied-or-resized": [
+        failed("AttributeError", "'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'", USER, stage=3),
+        failed("AttributeError", "'Dataset' object has no attribute 'ids'", USER, stage=3),
+    ],
+    "autograd/reduced-twice": [failed("AssertionError", "already done", USER), healthy()],
+    "autograd/recompute-mismatch": [failed("RuntimeError", "metadata", USER)],
+    "autograd/no-grad": [
+        failed("AssertionError", SCALAR, USER, BACK),
+        log(event("checkpoint-no-grad")),
+    ],
+    "autograd/attention-dtype": [log(), healthy()],
+}
+
+
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in POSITIVE.items() for c in cases])
+def test_positive(identifier, case):
+    assert len(found(case, identifier)) == 1
+    assert not found(case, "launch/user-exception")
+
+
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in NEGATIVE.items() for c in cases])
+def test_negative(identifier, case):
+    assert not found(case, identifier)
+
+
+def test_misuse_under_stage_3_names_the_stage_as_its_key():
+    (finding,) = found(POSITIVE["zero3/empty-weights-in-model"][0], "zero3/empty-weights-in-model")
+    assert finding.keys == ("zero_optimization.stage",)
+
+
+def test_the_stage_comes_from_the_engine():
+    assert context.stage(healthy(stage=3)) == 3
