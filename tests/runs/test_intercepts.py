@@ -13,6 +13,7 @@ import pytest
 from tests.runs.child_run import run_bare, run_child, write_script
 
 BF16 = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+SGD = {"type": "SGD", "params": {"lr": 1e-9}}
 ADAM = {"optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}}}
 
 
@@ -79,6 +80,27 @@ def test_observed_losses_are_bit_equal(work: Path, bare_losses: dict[str, list[s
     assert any("differs from the given one" in note for note in trace.notes)
     assert trace.process_group is not None
     assert trace.process_group.backend == "gloo"
+
+
+def test_config_in_the_arguments_makes_way_unless_there_is_another(work: Path) -> None:
+    write_script(
+        work,
+        """
+        from types import SimpleNamespace
+        import deepspeed
+        import torch
+
+        args = SimpleNamespace(deepspeed_config="gone.json", local_rank=0)
+        model = torch.nn.Linear(8, 1)
+        engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+        assert args.deepspeed_config == "gone.json"
+        deepspeed.initialize(args=args, model=model, model_parameters=model.parameters(), config={})
+        """,
+    )
+    result = run_child(work, config=config(1))
+    assert result.trace.called_engine
+    assert result.trace.failure is not None
+    assert "we were given deepspeed configs in the deepspeed arguments and" in result.trace.failure.message
 
 
 def test_run_goes_on_until_the_loss_scale_holds(work: Path) -> None:
@@ -260,6 +282,35 @@ def test_control_in_fp32_overrules_a_script_that_insists_on_half(work: Path) -> 
     assert result.trace.facts.precision == "fp32"
     said = " ".join(result.trace.notes)
     assert all(word in said for word in ("model in half precision", "half-precision inputs", "autocast"))
+
+
+def test_detector_writes_its_first_hit_and_the_run_goes_on(work: Path) -> None:
+    write_script(
+        work,
+        """
+        import deepspeed
+        import torch
+
+        class Log(torch.nn.Module):
+            def forward(self, x):
+                return x.log()
+
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), Log(), torch.nn.Linear(8, 1))
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config="ds.json")
+        torch.nn.init.ones_(model[0].weight)
+        for batch in (torch.ones(4, 8), torch.zeros(4, 8), torch.ones(4, 8)):
+            engine.backward(engine(batch).sum())
+            engine.step()
+        """,
+    )
+    result = run_child(work, detector=True, config=config(0, bf16={"enabled": False}, optimizer=SGD))
+    trace = result.trace
+    assert trace.failure is None
+    assert len(trace.steps) == 3
+    first = trace.first_bad
+    assert first is not None
+    assert (first.rank, first.step, first.phase, first.module, first.kind) == (0, 1, "forward", "1", "inf")
+    assert "Log" in trace.frames_report
 
 
 def test_port_of_the_script_is_the_one_that_is_used(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

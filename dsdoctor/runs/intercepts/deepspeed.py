@@ -24,6 +24,7 @@ from dsdoctor.runs.observe import Observer
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.stopping import StopRule
 
+_CONFIG_PARAMETERS = ("config", "config_params")
 _CONFIG_ARGUMENTS = ("deepspeed_config", "deepscale_config")
 
 
@@ -58,6 +59,7 @@ class Intercept:
     def _initialize(self, call: dict[str, Any]) -> Any:
         """What the script calls. Returns what DeepSpeed (or the plain engine) returns."""
         session = self._session
+        in_call = any(call.get(name) is not None for name in _CONFIG_PARAMETERS)
         config, framework = self._config_for(call)
         if session.spec.precision == "fp32":
             fp32.cast_model(session, call.get("model"))
@@ -67,7 +69,8 @@ class Intercept:
         if session.spec.probe:
             self._rule.stop("probe")
         start = self._start_plain if session.spec.engine == "plain" else self._start_deepspeed
-        with _without_config_arguments(call.get("args")):
+        # a config in `args` beside one in the call is the script's mistake, and DeepSpeed's to refuse
+        with contextlib.nullcontext() if in_call else _without_config_arguments(call.get("args")):
             result = start(call, config)
         self._watch(result[0], facts)
         return result
@@ -78,7 +81,7 @@ class Intercept:
         A config that came from us and that a framework filled in since ("auto") is the one to use.
         """
         passed = _passed_config(call)
-        for name in ("config", "config_params"):
+        for name in _CONFIG_PARAMETERS:
             call.pop(name, None)
         framework = self._session.filled_in_by(passed)
         if framework is not None:
@@ -166,11 +169,9 @@ class Intercept:
 
 def _passed_config(call: dict[str, Any]) -> Any:
     """The config that the script passes, in DeepSpeed's own order of precedence."""
-    for name in ("config", "config_params"):
-        if call.get(name) is not None:
-            return call[name]
-    found = (getattr(call.get("args"), name, None) for name in _CONFIG_ARGUMENTS)
-    return next((value for value in found if value is not None), None)
+    passed = [call.get(name) for name in _CONFIG_PARAMETERS]
+    passed += [getattr(call.get("args"), name, None) for name in _CONFIG_ARGUMENTS]
+    return next((value for value in passed if value is not None), None)
 
 
 def _parsed(path: Any) -> dict[str, Any] | None:
@@ -184,7 +185,7 @@ def _parsed(path: Any) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _without_config_arguments(args: Any) -> Iterator[None]:
-    """DeepSpeed refuses a config in `args` beside the one in the call; it is put back afterwards."""
+    """Make way for the config that we put into the call; the script's own is put back afterwards."""
     held = {name: getattr(args, name) for name in _CONFIG_ARGUMENTS if getattr(args, name, None) is not None}
     for name in held:
         setattr(args, name, None)
