@@ -108,12 +108,9 @@ def _stopped(ranks: tuple[CommRank, ...]) -> CommReading | None:
 
 
 def _stalled(ranks: tuple[CommRank, ...]) -> CommReading | None:
-    """Ranks that are not inside a collective while another one is and waits."""
-    sick = [rank for rank in ranks if not rank.healthy and not _failure(rank)]
-    busy = tuple(rank for rank in sick if not _waits(rank))
-    if not busy or not any(_waits(rank) or _failure(rank) for rank in ranks):
-        return None
-    return CommReading(kind="stalled", ranks=busy)
+    """Ranks that stand still outside of the collectives, where the others may wait for them."""
+    busy = tuple(rank for rank in ranks if not (rank.healthy or _failure(rank) or _waits(rank)))
+    return CommReading(kind="stalled", ranks=busy) if busy else None
 
 
 def _waits(rank: CommRank) -> bool:

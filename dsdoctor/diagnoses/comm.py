@@ -147,14 +147,14 @@ class StalledRank(Diagnosis):
         reading = reading_of(case, "stalled", "stopped", "died")
         if reading is None or case.comm is None or (reading.kind == "died" and _bus_error(reading)):
             return
-        first = reading.ranks[0]
+        first, alone = reading.ranks[0], len(reading.ranks) == case.comm.world_size
         told = {
             "died": f"died{first.where or ' after the rendezvous'}{_exit(first)}",
             "stopped": f"was stopped by a signal (process {first.pid} is in state T)",
             "stalled": f"stands still{first.where or ' between two steps'}",
         }[reading.kind]
         yield self.finding(
-            cause=f"{_names(reading.ranks)} {told} while the other ranks wait for it",
+            cause=f"{_names(reading.ranks)} {told}" + ("" if alone else " while the other ranks wait for it"),
             evidence=_evidence(case.comm, reading),
             confidence=0.9,
             fixes=(_wake(first) if reading.kind == "stopped" else _look(first),),

@@ -1,0 +1,74 @@
+"""A rank of the communication check with one fault, chosen by the variable COMM_FAULT: `KIND:RANK`.
+
+Run by a launcher as a module in place of `dsdoctor.comm.rank`; the product knows nothing of it.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from dsdoctor.comm import collectives, rank
+
+
+def never_starts() -> None:
+    time.sleep(600)
+
+
+def leaves_at_once() -> None:
+    print("cannot load libsomething.so", file=sys.stderr)
+    os._exit(3)
+
+
+def stands_still_before_a_collective() -> None:
+    def all_reduce(group: collectives.Group) -> None:
+        time.sleep(600)
+
+    collectives.STEPS = (all_reduce, *collectives.STEPS[1:])
+
+
+def dies_in_a_collective() -> None:
+    def all_reduce(group: collectives.Group) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    collectives.STEPS = (all_reduce, *collectives.STEPS[1:])
+
+
+def is_stopped_in_a_collective() -> None:
+    def all_reduce(group: collectives.Group) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    collectives.STEPS = (all_reduce, *collectives.STEPS[1:])
+
+
+def sends_wrong_values() -> None:
+    """This rank contributes 1 more than it should to element 5 of the sum; elements belong to the ranks in turn."""
+    right = collectives._share
+
+    def wrong(group: collectives.Group, owner: int, elements: int) -> object:
+        tensor = right(group, owner, elements)
+        tensor[5] += 1
+        return tensor
+
+    collectives._share = wrong
+
+
+def has_no_such_collective() -> None:
+    def reduce_scatter_tensor(group: collectives.Group) -> None:
+        raise RuntimeError("ProcessGroupGloo does not support reduce_scatter")
+
+    collectives.STEPS = (*collectives.STEPS[:3], reduce_scatter_tensor, collectives.STEPS[4])
+
+
+def cannot_allocate() -> None:
+    def fail(self: rank.Check) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 64.00 MiB")
+
+    rank.Check._allocate = fail
+
+
+if __name__ == "__main__":
+    kind, _, wanted = os.environ.get("COMM_FAULT", "").partition(":")
+    if kind and wanted in ("all", os.environ["RANK"]):
+        globals()[kind]()
+    rank.run(sys.argv[1:])
