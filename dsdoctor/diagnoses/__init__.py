@@ -27,6 +27,7 @@ from dsdoctor.diagnoses import (
     storage,
     values,
     version,
+    watchdog,
     zero3,
 )
 from dsdoctor.diagnoses.base import Diagnosis
@@ -39,6 +40,7 @@ ALL: tuple[Diagnosis, ...] = (
     *known_defects.DIAGNOSES,
     *environment.DIAGNOSES,
     *comm.DIAGNOSES,
+    *watchdog.DIAGNOSES,
     *capacity.DIAGNOSES,
     *launch.DIAGNOSES,
     *memory.DIAGNOSES,

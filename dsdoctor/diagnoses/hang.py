@@ -6,10 +6,16 @@ from collections.abc import Iterator
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.uneven import batches, fewest_and_most
+from dsdoctor.diagnoses.watchdog import timed_out
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.runs.facts import Frame, RankRun, Run
 
 _ENGINE_PHASES = ("forward", "backward", "step")
+_EQUAL_BATCHES = (
+    Fix(text="give every rank the same number of batches: drop_last=True, DistributedSampler, equal shards"),
+    Fix(text="or agree on the end: all-reduce (MIN) a flag 'I have a batch' before each step, stop together"),
+)
 
 
 class UnevenBatches(Diagnosis):
@@ -31,6 +37,7 @@ class UnevenBatches(Diagnosis):
     title = "ranks run different numbers of steps"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        yield from self._in_logs(case)
         run = _standing(case)
         if run is None:
             return
@@ -50,14 +57,22 @@ class UnevenBatches(Diagnosis):
             evidence=tuple(_where(run, rank) for rank in run.ranks),
             confidence=0.9,
             caveat="A rank that left its loop after an exception of its own that the script swallowed looks the same.",
-            fixes=(
-                Fix(
-                    text="give every rank the same number of batches: drop_last=True, DistributedSampler, equal shards"
-                ),
-                Fix(
-                    text="or agree on the end: all-reduce (MIN) a flag 'I have a batch' before each step, stop together"
-                ),
-            ),
+            fixes=_EQUAL_BATCHES,
+        )
+
+    def _in_logs(self, case: Case) -> Iterator[Finding]:
+        """Ranks of a log that said how many batches they have, and then timed out waiting for each other."""
+        late = timed_out(case)
+        ends = fewest_and_most(case.logs) if case.logs is not None and late else None
+        if ends is None:
+            return
+        fewest, most = ends
+        yield self.finding(
+            cause=f"rank {fewest.rank} has {batches(fewest)} batches and rank {most.rank} has {batches(most)}, "
+            "and a collective timed out",
+            evidence=(fewest.evidence(), most.evidence(), *late[:2]),
+            confidence=0.85,
+            fixes=_EQUAL_BATCHES,
         )
 
 

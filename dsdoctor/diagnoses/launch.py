@@ -12,6 +12,7 @@ from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis, users_li
 from dsdoctor.diagnoses.internal import InternalError
 from dsdoctor.diagnoses.peers import is_peer_failure, roots
 from dsdoctor.diagnoses.processes import KILL, SEGMENTATION_FAULT, endings, memory_verdict
+from dsdoctor.diagnoses.watchdog import timeouts_as_evidence
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.frames import users_line
 from dsdoctor.runs.facts import Failure
@@ -97,6 +98,7 @@ class PeerFailure(Diagnosis):
         proof += [ending.evidence for ending in endings(case) if ending.by_launcher]
         if case.logs is not None and (case.logs.exits or case.logs.failures):
             proof += [event.evidence() for event in case.logs.of_kind("peer-lost", "closing-signal")]
+            proof += timeouts_as_evidence(case)
         if proof:
             yield self.finding(
                 cause=f"{len(proof)} signs of ranks that stopped only because another rank had gone",

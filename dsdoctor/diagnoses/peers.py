@@ -13,8 +13,9 @@ PEER_FORMS = (
     Form(message=r"(?i)\b(?:recv|send)(?:Bytes|Value|Vector)?(?: failed| error|\b.*(?:closed|reset|broken))"),
     Form(message=r"NCCL communicator was aborted|ncclRemoteError|Connection closed(?: by remote)?|Broken pipe"),
     Form(message=r"gloo/transport/.*(?:Read|Write) error|Application timeout caused pair closure"),
+    Form(message=r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation"),
 )
-"""What a rank raises because another one has gone away."""
+"""What a rank raises because another one has gone away, or does not come."""
 
 
 def is_peer_failure(failure: Failure) -> bool:

@@ -64,7 +64,8 @@ PROGRESS = (
     _row(
         "plain-step",
         ("loss", "Loss"),
-        rf"(?i)\b(?:step|iter(?:ation)?|global_step)s?\b[ :=#\[]*(?P<step>\d+)(?:\s*/\s*\d+)?\b.{{0,40}}?\bloss\b[ :=|]*(?P<loss>{NUMBER})",
+        r"(?i)\b(?:step|iter(?:ation)?|global_step)s?\b[ :=#\[]*(?P<step>\d+)(?:\s*/\s*\d+)?\b.{0,40}?"
+        rf"\bloss\b[ :=|]*(?P<loss>{NUMBER})",
     ),
 )
 
@@ -121,7 +122,8 @@ EVENTS = (
     _row(
         "gpu-name",
         ("Tesla ", "NVIDIA ", "GeForce", "Quadro", "V100-", "A100-", "H100", "TITAN "),
-        r"(?P<gpu>(?:NVIDIA |Tesla |GeForce |Quadro )?(?:Tesla |GeForce )?(?:[VPAHBL]\d{2,3}[A-Z]*\b|T4\b|RTX ?\w+|GTX \d+|TITAN \w+|K80)(?:-[\w-]+)?)",
+        r"(?P<gpu>(?:NVIDIA |Tesla |GeForce |Quadro )?(?:Tesla |GeForce )?"
+        r"(?:[VPAHBL]\d{2,3}[A-Z]*\b|T4\b|RTX ?\w+|GTX \d+|TITAN \w+|K80)(?:-[\w-]+)?)",
     ),
     _row(
         "world-size",
@@ -131,13 +133,15 @@ EVENTS = (
     _row(
         "model-name",
         ("model_name_or_path", "name_or_path", "--model", '"model_type"'),
-        r"(?:model_name_or_path|_name_or_path|--model(?:_name|_path)?|model_type)['\"]?[ ,:='\"]+(?P<model>[\w][\w./-]*)",
+        r"(?:model_name_or_path|_name_or_path|--model(?:_name|_path)?|model_type)"
+        r"['\"]?[ ,:='\"]+(?P<model>[\w][\w./-]*)",
     ),
     _row("model-dtype", 'dtype": "bfloat16"', r'"(?:torch_)?dtype": "bfloat16"'),
     _row(
         "fp16-flag",
         ("fp16", "float16"),
-        r"--fp16\b(?! *[Ff]alse)|\bfp16=True|fp16_enabled \.+ (?:True|auto)|Creating torch\.float16 ZeRO|fp16 (?:unfused )?optimizer with dynamic loss scale",
+        r"--fp16\b(?! *[Ff]alse)|\bfp16=True|fp16_enabled \.+ (?:True|auto)|Creating torch\.float16 ZeRO"
+        r"|fp16 (?:unfused )?optimizer with dynamic loss scale",
     ),
     _row(
         "bf16-flag",
@@ -158,7 +162,8 @@ EVENTS = (
     _row(
         "cancelled",
         ("CANCELLED AT", "DUE TO TIME LIMIT", "DUE TO PREEMPTION", "death signal", "Main process received SIG"),
-        r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|Received (?:2|15) death signal|Main process received SIG(?:INT|TERM)",
+        r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|Received (?:2|15) death signal"
+        r"|Main process received SIG(?:INT|TERM)",
     ),
     _row(
         "oom-kill",
@@ -171,18 +176,21 @@ EVENTS = (
             "oom-killer",
             "memory limit",
         ),
-        r"oom-kill(?:er)?\b|oom_kill event|(?:Out of memory|out of memory): Kill|OOMKilled|[Ee]xceeded (?:job |step )?memory limit",
+        r"oom-kill(?:er)?\b|oom_kill event|(?:Out of memory|out of memory): Kill|OOMKilled"
+        r"|[Ee]xceeded (?:job |step )?memory limit",
     ),
     _row("local-rank-refused", "unrecognized arguments", r"error: unrecognized arguments:.*--local[-_]rank"),
     _row(
         "ssh-failed",
         ("ssh:", "ssh exited", "Permission denied (publickey", "Host key verification failed"),
-        r"ssh: (?:connect to host|Could not resolve)|ssh exited with exit code 255|Permission denied \(publickey|Host key verification failed",
+        r"ssh: (?:connect to host|Could not resolve)|ssh exited with exit code 255|Permission denied \(publickey"
+        r"|Host key verification failed",
     ),
     _row(
         "gpu-fault",
         ("NVRM: Xid", "ECC", "fallen off the bus"),
-        r"NVRM: Xid [^,]*: (?:48|63|64|74|79|92|94|95|119|120)\b|(?i:uncorrectable ECC|double[- ]bit ECC)|fallen off the bus",
+        r"NVRM: Xid [^,]*: (?:48|63|64|74|79|92|94|95|119|120)\b|(?i:uncorrectable ECC|double[- ]bit ECC)"
+        r"|fallen off the bus",
     ),
     _row(
         "device-assert",
@@ -192,6 +200,34 @@ EVENTS = (
     _row("checkpoint-no-grad", "None of the inputs have requires_grad", r"None of the inputs have requires_grad=True"),
     _row("op-attribute", "has no attribute 'ds_opt", r"has no attribute 'ds_opt_\w+'"),
     _row("trace-invalidated", "Invalidate trace cache", r"Invalidate trace cache @ step (?P<trace_step>\d+)"),
+    _row(
+        "watchdog",
+        "Watchdog caught collective operation timeout",
+        r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), "
+        r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<timeout>\d+)\)",
+    ),
+    _row(
+        "ib-completion",
+        "Got completion from peer",
+        r"NET/IB ?: Got completion from peer \S+ with status=(?P<status>\d+)",
+    ),
+    _row("nccl-interface", "NET/Socket : Using", r"NET/Socket : Using (?P<interfaces>\[\d+\].*)"),
+    _row(
+        "connect-failed",
+        ("Connection refused", "Connection timed out", "No route to host"),
+        r"NCCL WARN .*[Cc]onnect to (?P<address>[\w.:]+).*(?:refused|timed out|No route)",
+    ),
+    _row(
+        "experts",
+        ("num_local_experts", "num_experts", "n_routed_experts"),
+        r'"(?:num_local_|num_|n_routed_)experts": [1-9]',
+    ),
+    _row("leaf-modules", "leaf_module", r"set_z3_leaf_modules|\"leaf_module\"|Setting .* as leaf module"),
+    _row(
+        "rank-batches",
+        (" batches", " steps", " iterations"),
+        r"[Rr]ank[ =:]*(?P<rank>\d+)\b.{0,60}?\b(?P<batches>\d+) (?:batches|steps|iterations)\b",
+    ),
     _row(
         "finished",
         ("exits successfully", "train_runtime", "raining finished", "raining complete", "raining done"),

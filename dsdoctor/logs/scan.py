@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,7 +18,7 @@ from dsdoctor.logs.grammar import LinePattern
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
-from dsdoctor.logs.tracebacks import Moment, TracebackReader
+from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
 from dsdoctor.logs.unwrap import Unwrapped, unwrap
 from dsdoctor.runs.facts import Failure
 
@@ -27,14 +28,15 @@ MAX_SEGMENT = 20_000
 """Characters of a segment that are looked at; what is longer is dumped data."""
 
 _LITERALS = tuple(grammar.BY_LITERAL)
-_STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "{\n", "{\r\n", "train_batch_size")
+_STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "Error: ", "{\n", "{\r\n", "train_batch_size")
 _INTERESTING = re.compile("|".join(re.escape(text) for text in (*_LITERALS, *_STRUCTURE)).encode())
 _TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d+))?")
 _GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d+)")
 _LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
 _PAIR = re.compile(rf"['\"](?P<key>loss|grad_norm|learning_rate|step)['\"]: ['\"]?(?P<value>{grammar.NUMBER})\b")
 _NAMED_VALUE = re.compile(
-    rf"(?i)\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*(?P<value>{grammar.NUMBER})\b"
+    r"(?i)\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*"
+    rf"(?P<value>{grammar.NUMBER})\b"
 )
 _SERIES = {
     "lm loss": "loss",
@@ -124,7 +126,8 @@ class Scanner:
 
     def _in_traceback(self, line: Unwrapped, place: Place) -> bool:
         reader = self._readers.get(place.rank)
-        begins = grammar.TRACEBACK in line.text or line.text.startswith(grammar.IGNORED)
+        bare = is_bare(line) and not (reader is not None and reader.in_message)
+        begins = grammar.TRACEBACK in line.text or line.text.startswith(grammar.IGNORED) or bare
         if reader is None:
             if not begins:
                 return False
@@ -132,7 +135,7 @@ class Scanner:
         elif not begins and not reader.busy:
             return False
         moment = Moment(place.line, self._story.step, self._time, self._story.steps_shown)
-        consumed = reader.feed(line.text, moment)
+        consumed = reader.bare(line.text, moment) if bare else reader.feed(line.text, moment)
         self._take(reader, keep=1 if reader.busy else 0)
         return consumed
 
@@ -184,6 +187,8 @@ class Scanner:
             self._exit(kind, match, place)
         else:
             fields = {name: value for name, value in match.groupdict().items() if value is not None}
+            if "rank" in fields:
+                place = replace(place, rank=int(fields["rank"]))
             self._learn(kind, fields)
             self._story.event(kind, fields, place)
 

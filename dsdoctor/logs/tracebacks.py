@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from dsdoctor.logs import grammar
+from dsdoctor.logs.unwrap import Unwrapped
 from dsdoctor.runs.facts import Failure, Frame
 
 MAX_MESSAGE_LINES = 60
@@ -20,6 +21,8 @@ _REPEATED = re.compile(r"^\s*\[Previous line repeated \d+ more times?\]")
 _CARETS = re.compile(r"^\s*[\^~]+\s*$")
 _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: (?P<message>.*)|:?\s*)$")
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Fault|Empty|Full|Iteration)\)?$|\.")
+_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?$")
 _FOREIGN = re.compile(
     r"^\s*$|^\[?\d{4}-\d\d-\d\d|^[WEIF]\d{4} \d\d:|^\s*\d+%\||^\{'|^={10,}|^!{10,}|^\[[A-Z]+\|\w|^\S+:\d+:\d+ \["
 )
@@ -53,6 +56,14 @@ class _Open:
     chain: tuple[Failure, ...] = ()
 
 
+def is_bare(line: Unwrapped) -> bool:
+    """True for the last line of a traceback as torch prints it: `[rank5]: Type: message`.
+
+    torch puts the rank in front of what ends a process, so such a line is no quotation even where the rest is missing.
+    """
+    return _TORCH_PREFIX.search(line.prefix) is not None and _BARE.match(line.text) is not None
+
+
 class TracebackReader:
     """Collects the exceptions of one stream. Feed it every line from the header of a traceback on while `busy`."""
 
@@ -73,6 +84,11 @@ class TracebackReader:
         """True while lines of this stream belong, or may belong, to a traceback."""
         return self.patience > 0
 
+    @property
+    def in_message(self) -> bool:
+        """True while the lines of an exception's message are read."""
+        return self._last is not None
+
     def feed(self, text: str, at: Moment) -> bool:
         """Read one line; True if it was a part of a traceback."""
         self.patience -= 1
@@ -92,6 +108,16 @@ class TracebackReader:
         if self._open is not None:
             return self._inside(text, at)
         return self._in_message(text, at)
+
+    def bare(self, text: str, at: Moment) -> bool:
+        """Read the line of an exception whose traceback may not be in the log. True: it always is a part of one."""
+        if self._open is None:
+            self._close_message()
+            self._open = _Open(ignored=False)
+        named = _NAMED.match(text.rstrip())
+        if named is not None:
+            self._raised(named, at)
+        return True
 
     def interrupt(self) -> None:
         """Something else was printed, or the stream has ended: a message that was being read is complete."""

@@ -25,7 +25,7 @@ def test_ids_are_unique():
 
 @pytest.mark.parametrize("diagnosis", ALL, ids=lambda d: d.id)
 def test_id_page_and_examples(diagnosis):
-    assert re.fullmatch(r"[a-z0-9]+/[a-z0-9-]+", diagnosis.id)
+    assert re.fullmatch(r"[a-z0-9-]+/[a-z0-9-]+", diagnosis.id)
     assert diagnosis.title
     page = diagnosis.page()
     assert len(page.split()) > 30, f"{diagnosis.id} has no page"

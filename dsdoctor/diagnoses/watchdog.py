@@ -1,0 +1,307 @@
+"""Timeouts of collectives and errors of the network as the ranks' own words tell them, compared over the ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
+from dsdoctor.diagnoses.peers import is_peer_failure
+from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.logs.facts import LogEvent, LogFacts
+
+FIRST_COLLECTIVES = 10
+"""A SeqNum up to this is one of the first collectives of a job, before training."""
+IB_TIMEOUT = "12"
+VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|tap)")
+_TIMED_OUT = re.compile(r"collective operation timeout|Timed out waiting \d+ms")
+_GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
+_CAUSES_OF_HANGS = ("device-assert", "gpu-fault", "ib-completion", "connect-failed", "oom-kill")
+
+
+class CollectiveMismatch(TextDiagnosis):
+    """Ranks call different collectives, or the same one with different sizes.
+
+    What it is: the order or the shape of collectives depends on the rank: a branch on the rank or on the data, a tensor
+    whose length differs, an uneven last batch.
+
+    What proves it: torch's "Detected mismatch between collectives on ranks", or watchdog lines of different ranks that
+    name the same sequence number with another operation or another number of elements.
+
+    When it could be wrong: sequence numbers of different process groups are not comparable.
+
+    What to do: look at the line of your own code in the tracebacks; make sizes equal (pad), or gather objects instead.
+    """
+
+    id = "comm/collective-mismatch"
+    severity = "error"
+    title = "ranks call different collectives"
+    forms = (Form(message=r"Detected mismatch between collectives on ranks"),)
+    cause = "ranks call different collectives, or the same one with different sizes"
+    fixes = (
+        Fix(text="make every rank call the same collectives in the same order with tensors of equal size (pad)"),
+        Fix(text="TORCH_DISTRIBUTED_DEBUG=DETAIL names the first one that differs"),
+    )
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        pair = _different(_timeouts(case))
+        if pair is None:
+            yield from super().examine(case)
+            return
+        one, other = pair
+        yield self.finding(
+            cause=f"collective number {one.fields['seq']} is {_call(one)} on rank {one.rank} "
+            f"and {_call(other)} on rank {other.rank}",
+            evidence=(one.evidence(), other.evidence()),
+            confidence=0.85,
+            fixes=self.fixes,
+        )
+
+
+class Rank0Work(Diagnosis):
+    """All other ranks wait in a tiny collective at the start while rank 0 works alone.
+
+    What it is: rank 0 tokenises or downloads while the others stand at a barrier (`main_process_first`). The barrier
+    has the process group's time limit, 30 minutes by default (10 with newer releases), and the work takes longer.
+
+    What proves it: watchdog timeouts of a collective of one element among the first of the job, on every rank but 0,
+    before any training step.
+
+    When it could be wrong: rank 0 may also have died or hung there; its own last lines tell.
+
+    What to do: a longer `timeout` for the process group (`ddp_timeout` in TrainingArguments, DEEPSPEED_TIMEOUT), or do
+    the work before, and let the ranks only read its result.
+    """
+
+    id = "comm/rank0-work-timeout"
+    severity = "error"
+    title = "the other ranks timed out while rank 0 worked alone"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        late = _timeouts(case)
+        if not late or case.logs is None or case.logs.steps_seen or 0 in {event.rank for event in late}:
+            return
+        tiny = all(int(e.fields.get("numel", "2")) <= 1 and int(e.fields["seq"]) <= FIRST_COLLECTIVES for e in late)
+        if not tiny or _other_cause(case):
+            return
+        minutes = int(late[0].fields["timeout"]) / 60_000
+        yield self.finding(
+            cause=f"every rank but 0 waited {minutes:g} minutes in {_call(late[0])} before training, while rank 0 "
+            "worked",
+            evidence=tuple(event.evidence() for event in late[:MAX_EVIDENCE]),
+            confidence=0.85,
+            caveat="Rank 0 may also have hung there; its last lines tell.",
+            fixes=(
+                Fix(text="raise the time limit: ddp_timeout in TrainingArguments, or DEEPSPEED_TIMEOUT (minutes)"),
+                Fix(text="or prepare the data before the job and only read it on the ranks"),
+            ),
+        )
+
+
+class Timeout(Diagnosis):
+    """A collective timed out, and nothing in the logs says why.
+
+    What it is: some rank did not come to a collective within its time limit. The cause sits on the rank that is silent
+    or behind, and it lies before: the moment is the time of the message minus the time limit.
+
+    What proves it: the watchdog's lines, or gloo's "Timed out waiting". No rank raised an exception of its own.
+
+    When it could be wrong: 100 % use of the GPU during a hang is NCCL spinning, no work. A log that lacks a node lacks
+    its cause.
+
+    What to do: stacks of the ranks (`py-spy dump`) while it hangs; TORCH_NCCL_TRACE_BUFFER_SIZE for the flight
+    recorder; the log of the silent rank.
+    """
+
+    id = "comm/timeout"
+    severity = "error"
+    title = "a collective timed out"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        late = _timeouts(case)
+        proof = timed_out(case)
+        if not proof or _different(late):
+            return
+        silent = _silent(case.logs, late) if case.logs is not None else ()
+        who = f"; rank {silent[0]} says nothing" if len(silent) == 1 else ""
+        what = f"{_call(late[0])}, number {late[0].fields['seq']}," if late else "a collective"
+        yield self.finding(
+            cause=f"{what} timed out on {len({p.rank for p in proof})} ranks{who}",
+            evidence=proof[:MAX_EVIDENCE],
+            confidence=0.7,
+            caveat="The logs do not say why; the cause lies one time limit before these lines, on the silent rank.",
+            fixes=(
+                Fix(text="look at the silent rank's own log, and at what happened one time limit before these lines"),
+                Fix(text="take stacks of all ranks while it hangs (py-spy dump --pid PID)"),
+            ),
+        )
+
+
+class InfinibandError(Diagnosis):
+    """An InfiniBand transfer failed.
+
+    What it is: NCCL got a completion with an error from the network card. Status 12 means that the other side did not
+    answer after all retries; status 5 only that a request was flushed because the connection had gone already.
+
+    What proves it: "NET/IB : Got completion ... with status=N".
+
+    When it could be wrong: with status 5 alone the first failure is on the peer; a peer that died for another reason
+    gives status 12, too: read its log.
+
+    What to do: check the link (ibstat, counters), GID index, MTU and firewall between the two hosts of the message.
+    """
+
+    id = "comm/ib-error"
+    severity = "error"
+    title = "an InfiniBand transfer failed"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        completions = list(case.logs.of_kind("ib-completion")) if case.logs is not None else []
+        first = [event for event in completions if event.fields.get("status") == IB_TIMEOUT]
+        flushed = [event for event in completions if event not in first]
+        if not completions or any(not is_peer_failure(failure) for failure in context.failures(case)):
+            return
+        chosen = [*first, *flushed]
+        status = chosen[0].fields.get("status")
+        what = "the peer did not answer after all retries" if first else "a request was flushed, the peer had gone"
+        yield self.finding(
+            cause=f"InfiniBand completion with status {status}: {what}",
+            evidence=tuple(event.evidence() for event in chosen[:MAX_EVIDENCE]),
+            confidence=0.9 if first else 0.6,
+            caveat="A peer that died for another reason looks the same; read its log.",
+            fixes=(Fix(text="check link, GID index, MTU and firewall between the two hosts that the message names"),),
+        )
+
+
+class WrongInterface(Diagnosis):
+    """NCCL uses a network interface that leads nowhere.
+
+    What it is: without NCCL_SOCKET_IFNAME, NCCL takes the first interface it finds, which may be docker0 or another
+    bridge. Its address exists on every host and none can be reached by it.
+
+    What proves it: such an interface comes first in "NET/Socket : Using", and connecting to an address failed.
+
+    When it could be wrong: several nodes on one host really can talk over a bridge; then connecting does not fail.
+
+    What to do: `NCCL_SOCKET_IFNAME` (and `GLOO_SOCKET_IFNAME`) with the interface that joins the nodes, or exclude the
+    bridges with `^docker0,br-`.
+    """
+
+    id = "comm/wrong-interface"
+    severity = "error"
+    title = "NCCL uses an interface that leads nowhere"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        if case.logs is None:
+            return
+        virtual = [e for e in case.logs.of_kind("nccl-interface") if VIRTUAL.match(e.fields.get("interfaces", ""))]
+        failed = list(case.logs.of_kind("connect-failed"))
+        if not virtual or not failed:
+            return
+        name = virtual[0].fields["interfaces"].partition(":")[0].partition("]")[2]
+        yield self.finding(
+            cause=f"NCCL chose {name}, and connecting to {failed[0].fields.get('address')} failed",
+            evidence=(failed[0].evidence(), virtual[0].evidence()),
+            confidence=0.92,
+            fixes=(Fix(text="set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that joins the nodes"),),
+        )
+
+
+class MoeHang(Diagnosis):
+    """ZeRO-3 with experts hangs because ranks route tokens to different experts.
+
+    What it is: ZeRO-3 gathers the parameters of a module when it runs. If a rank has no token for an expert, it does
+    not run it, and the others wait in the gather for ever.
+
+    What proves it: stage 3, a model with experts, no leaf modules, and a timeout in a gather.
+
+    When it could be wrong: any other branch that depends on the data hangs alike.
+
+    What to do: make the whole block of experts a leaf module, so that all its parameters are gathered together.
+    """
+
+    id = "zero3/moe-hang"
+    severity = "error"
+    title = "experts under ZeRO-3 without leaf modules"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        logs = case.logs
+        late = [event for event in _timeouts(case) if event.fields["op"] in _GATHERS]
+        if (
+            logs is None
+            or not late
+            or context.stage(case) != 3
+            or any(logs.of_kind("leaf-modules"))
+            or _other_cause(case)
+        ):
+            return
+        experts = list(logs.of_kind("experts"))
+        if not experts:
+            return
+        proof = [*logs.of_kind("trace-invalidated"), *late[:2], *experts[:1]]
+        yield self.finding(
+            cause="a model with experts under ZeRO-3 and no leaf modules timed out in a gather of parameters",
+            evidence=tuple(event.evidence() for event in proof[:MAX_EVIDENCE]),
+            confidence=0.85,
+            fixes=(Fix(text="make the block of experts a leaf module: set_z3_leaf_modules(model, [MoeBlock])"),),
+            keys=("zero_optimization.stage", "zero_optimization.leaf_module"),
+        )
+
+
+def _timeouts(case: Case) -> list[LogEvent]:
+    """The watchdog's lines, one a rank and collective."""
+    return list(case.logs.of_kind("watchdog")) if case.logs is not None else []
+
+
+def _different(late: Sequence[LogEvent]) -> tuple[LogEvent, LogEvent] | None:
+    """Two ranks that name the same collective otherwise."""
+    first: dict[str, LogEvent] = {}
+    for event in late:
+        other = first.setdefault(event.fields["seq"], event)
+        if other.rank != event.rank and _call(other) != _call(event):
+            return other, event
+    return None
+
+
+def _call(event: LogEvent) -> str:
+    numel = event.fields.get("numel")
+    return event.fields["op"] + (f" of {numel} elements" if numel else "")
+
+
+def _silent(logs: LogFacts, late: Sequence[LogEvent]) -> tuple[int, ...]:
+    """Ranks that are known of and that did not report the timeout."""
+    known = set(logs.ranks) | set(range(max((event.rank or 0 for event in late), default=0) + 1))
+    return tuple(sorted(known - {event.rank for event in late}))
+
+
+def _other_cause(case: Case) -> bool:
+    """True if something else happened that a timeout would only follow."""
+    if any(not is_peer_failure(failure) for failure in context.failures(case)):
+        return True
+    return case.logs is not None and any(case.logs.of_kind(*_CAUSES_OF_HANGS))
+
+
+def timed_out(case: Case) -> tuple[Evidence, ...]:
+    """The lines that say that a collective timed out; empty if something else went wrong that it would only follow."""
+    if _other_cause(case):
+        return ()
+    raised = (failure for failure in context.failures(case) if _TIMED_OUT.search(failure.message))
+    return tuple(event.evidence() for event in _timeouts(case)) or tuple(map(context.evidence, raised))
+
+
+def timeouts_as_evidence(case: Case) -> list[Evidence]:
+    """The watchdog's lines where they only follow another failure."""
+    return [event.evidence() for event in _timeouts(case)] if _other_cause(case) else []
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (
+    CollectiveMismatch(),
+    Rank0Work(),
+    MoeHang(),
+    InfinibandError(),
+    WrongInterface(),
+    Timeout(),
+)
