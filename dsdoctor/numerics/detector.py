@@ -23,7 +23,7 @@ from dsdoctor.numerics.events import Event, Origin
 from dsdoctor.numerics.forward import ForwardWatch
 from dsdoctor.numerics.frames import FrameLog, batch_text
 from dsdoctor.numerics.gradients import GradientWatch
-from dsdoctor.numerics.hooks import BatchLimitReached
+from dsdoctor.numerics.hooks import BatchLimitReached, Hook
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.patch import fp32_patch
 from dsdoctor.numerics.report import hit_report
@@ -32,7 +32,6 @@ from dsdoctor.numerics.wrapping import Wrapped
 
 Mode = Literal["auto", "sentinel", "frames"]
 OnFirstBad = Callable[[FirstBad, str, str], None]
-_MARK = "_dsdoctor_detector"
 _PROBLEMS = 20
 """Failures of our own after which a detector falls silent."""
 
@@ -104,7 +103,6 @@ class Detector:
         self._output_bad = False
         self._low_precision = False
         self._wrapped = Wrapped(self._engine, backward=self._around_backward, step=self._around_step)
-        self._model.__dict__[_MARK] = True
         self._attached = True
 
     # ------------------------------------------------------------------ life
@@ -120,7 +118,6 @@ class Detector:
         if self._gradients is not None:
             self._gradients.detach()
         self._wrapped.undo()
-        self._model.__dict__.pop(_MARK, None)
 
     def __enter__(self) -> Detector:
         return self
@@ -380,7 +377,8 @@ def attach(
         raise ValueError(f"mode is auto, sentinel or frames, not {mode!r}")
     if max_frames < 1:
         raise ValueError("max_frames counts the module calls to keep and is at least 1")
-    if _MARK in engines.user_model(engine_or_model).__dict__:
+    hooks = engines.user_model(engine_or_model)._forward_pre_hooks.values()
+    if any(isinstance(hook, Hook) and hook.live for hook in hooks):
         raise ValueError("this model has a detector already; detach that one first")
     return Detector(
         engine_or_model,

@@ -20,6 +20,11 @@ class Hook:
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
 
+    @property
+    def live(self) -> bool:
+        """False for what became of it in a copy."""
+        return self._function is not _nothing
+
     def __call__(self, *args: Any) -> None:
         self._function(*args)
 
