@@ -11,7 +11,6 @@ from dsdoctor.finding import Severity
 
 _ZERO = "zero_optimization"
 _COMM = "communication_data_type"
-_WIDTH = {"fp16": 2, "bf16": 2, "fp32": 4}
 _SPELLED = {
     "fp16": ("fp16", "float16", "half", "torch.float16"),
     "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
@@ -46,7 +45,7 @@ def _narrow_reduction(config: Effective) -> bool:
 
 def _accumulates_otherwise(config: Effective) -> bool:
     wanted = config.get("data_types.grad_accum_dtype")
-    return config.stage == 0 and wanted in _WIDTH and wanted != config.precision
+    return config.stage == 0 and wanted in ("fp16", "bf16", "fp32") and wanted != config.precision
 
 
 def _cast_otherwise(config: Effective) -> bool:
@@ -194,8 +193,8 @@ CONFLICTS: tuple[Conflict, ...] = (
             c.get("bf16.bf16_optimizer_states") is True and c.get("bf16.bf16_master_weights_and_grads") is not True
         ),
         cause="bf16 optimizer states need bf16 master weights",
-        fix="switch bf16_master_weights_and_grads on too",
-        patch={"bf16": {"bf16_master_weights_and_grads": True}},
+        fix="drop bf16_optimizer_states, or switch bf16_master_weights_and_grads on too (ZeRO stage 1 to 3)",
+        patch={"bf16": {"bf16_optimizer_states": None}},
         message="bf16_optimizer_states requires bf16_master_weights_and_grad",
         since="0.18.3",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,14 @@ from dsdoctor.finding import Evidence, Finding, Fix, Severity
 _TRUE = ("1", "on", "t", "true", "y", "yes")
 _FALSE = ("0", "off", "f", "false", "n", "no")
 _WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
+_OR_ED = ("wall_clock_breakdown", "flops_profiler.enabled")
+"""Switches that DeepSpeed joins with `|`, which raises for a text."""
+_ALSO_OBJECTS = ("bfloat16", "autotuning", "data_efficiency")
+"""Objects whose keys the schema does not list."""
+_NULL_IS_EMPTY = ("bf16", "aio")
 _CHECKS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _TEXT_PARAMS = ("type", "warmup_type", "mode", "anneal_strategy", "threshold_mode", "scale_mode", "ns_method")
-_READS_CONFIG = re.compile(r"json\.loads?\(.*(?:config|cfg|ds_|deepspeed|\.json)|deepspeed\.py", re.IGNORECASE)
+_READS_CONFIG = re.compile(r"json\.loads?\(.*(?:config|cfg|\bds[_.]|deepspeed)|deepspeed\.py", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +120,16 @@ def _is_type_error(what: str) -> bool:
 
 
 def _wrong_values(config: ConfigFacts) -> Iterator[_Wrong]:
-    for entry in entries(config.data, schema_for(config.release)):
+    schema = schema_for(config.release)
+    for entry in entries(config.data, schema):
         swallowed = _swallowed(config, entry.path, entry.value)
         if swallowed is not None:
             yield swallowed
         elif entry.key is not None and entry.value != "auto":
-            wrong = _typed(entry, entry.key) if entry.section.typed else _plain(entry, entry.key)
+            if entry.key.kind == "section":
+                wrong = _section(entry, entry.key, schema.sections)
+            else:
+                wrong = _typed(entry, entry.key) if entry.section.typed else _plain(entry, entry.key)
             if wrong is not None:
                 yield wrong
 
@@ -150,8 +159,6 @@ def _typed(entry: Entry, key: Key) -> _Wrong | None:
     value = entry.value
     if value is None:
         return None if key.nullable else _Wrong(path=entry.path, what=f"is null, not {_wanted(key)}", meant=key.default)
-    if key.kind == "section":
-        return _section(entry, key)
     if key.kind in ("list", "dict"):
         fits = isinstance(value, list if key.kind == "list" else Mapping)
         return None if fits else _Wrong(path=entry.path, what=f"is {as_json(value)}, not a {key.kind}")
@@ -174,11 +181,12 @@ def _plain(entry: Entry, key: Key) -> _Wrong | None:
     value = entry.value
     if value is None or key.kind == "any":
         return None
-    if key.kind == "section":
-        return _section(entry, key)
+    if key.kind == "bool" and isinstance(value, str):
+        harmless = _as_bool(value) is True and entry.path not in _OR_ED
+        what = f"is the text {as_json(value)}, and any text counts as true"
+        return _Wrong(path=entry.path, what=what, severity="warning" if harmless else "error", meant=_as_bool(value))
     if key.kind in ("bool", "int", "float") and isinstance(value, (str, list, dict)):
-        why = "; any text counts as true" if key.kind == "bool" and isinstance(value, str) else ""
-        what = f"is {as_json(value)}, not {_wanted(key)}{why}"
+        what = f"is {as_json(value)}, not {_wanted(key)}"
         return _Wrong(path=entry.path, what=what, meant=_meant(value, key.kind))
     if key.kind == "str" and not isinstance(value, str):
         return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}")
@@ -189,16 +197,17 @@ def _plain(entry: Entry, key: Key) -> _Wrong | None:
     return None
 
 
-def _section(entry: Entry, key: Key) -> _Wrong | None:
+def _section(entry: Entry, key: Key, described: Container[str]) -> _Wrong | None:
+    """A section that is no object. Ones of several shapes (`datastates_ckpt`, `timers`) are left alone."""
     value = entry.value
-    if isinstance(value, Mapping) or value is None or (key.also_bool and isinstance(value, bool)):
+    if isinstance(value, Mapping) or (key.also_bool and isinstance(value, bool)):
         return None
-    open_section = entry.path not in ("optimizer", "scheduler") and not _is_described(entry.path)
-    return None if open_section else _Wrong(path=entry.path, what=f"is {as_json(value)}, not an object with keys")
-
-
-def _is_described(path: str) -> bool:
-    return path in schema_for("").sections
+    if value is None and (key.nullable or key.path in _NULL_IS_EMPTY):
+        return None
+    if key.path not in described and key.path not in _ALSO_OBJECTS:
+        return None
+    enabled = {"enabled": value} if isinstance(value, bool) and key.path in ("fp16", "bf16", "bfloat16") else None
+    return _Wrong(path=entry.path, what=f"is {as_json(value)}, not an object with keys", meant=enabled)
 
 
 def _wanted(key: Key) -> str:

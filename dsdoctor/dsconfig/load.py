@@ -15,6 +15,8 @@ from dsdoctor.dsconfig import hf_arguments, reader
 from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, DuplicateKey, Framework, Position
 from dsdoctor.dsconfig.schema import table_release
 
+_LARGEST = 16 * 2**20
+"""Bytes; no ds_config is that large, and reading model weights as text would take for ever."""
 GIVEN_AS_DICT = "<dict>"
 """`ConfigFacts.path` of a config that came as a dict."""
 
@@ -71,6 +73,8 @@ class _Text:
 
 def _read_file(path: Path) -> _Text:
     try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigUnreadable(f"{path} has {path.stat().st_size} bytes: not a ds_config")
         raw = path.read_bytes()
     except FileNotFoundError:
         raise ConfigUnreadable(f"no such ds_config: {path}") from None

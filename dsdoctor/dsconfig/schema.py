@@ -177,7 +177,8 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     plain = {_letters(candidate): candidate for candidate in candidates}
     if _letters(name) in plain:
         return plain[_letters(name)]
-    close = difflib.get_close_matches(_letters(name), list(plain), n=1, cutoff=0.82)
+    cutoff = 0.82 if len(_letters(name)) > 7 else 0.88  # short words are close to each other by chance
+    close = difflib.get_close_matches(_letters(name), list(plain), n=1, cutoff=cutoff)
     return plain[close[0]] if close else None
 
 

@@ -1,0 +1,435 @@
+"""The diagnoses of the ds_config: hand-made cases for each, and what a finding carries."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import config as rules
+from dsdoctor.dsconfig import ConfigFacts, load_config
+from dsdoctor.dsconfig.load import parse_text
+from dsdoctor.dsconfig.schema import schema_for
+from dsdoctor.logs.facts import LogFacts
+from dsdoctor.runs.facts import Failure, Frame
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.json"))
+ZERO = "zero_optimization"
+
+
+def judged(data, *, release="0.19.8", ranks=2, framework="deepspeed", args=()):
+    full = data if "train_batch_size" in data else {"train_micro_batch_size_per_gpu": 4} | data
+    return Case(config=load_config(full, release=release, world_size=ranks, framework=framework, script_args=args))
+
+
+def text(content, tmp="ds.json", **more):
+    """A case with a config that stands in a file (written in memory, so that positions are known)."""
+    read = parse_text(content)
+    facts = ConfigFacts(
+        path=tmp,
+        data=read.data,
+        source_lines=read.lines,
+        positions=read.positions,
+        duplicates=read.duplicates,
+        quoteless=read.quoteless,
+        syntax_error=read.syntax_error,
+        json_error=read.json_error,
+        release="0.19.8",
+        **more,
+    )
+    return Case(config=facts)
+
+
+def crashed(kind, message, *frames):
+    """A case with nothing but a log in which a rank raised."""
+    failure = Failure(
+        rank=0,
+        type=kind,
+        message=message,
+        source="train.log",
+        line=7,
+        frames=tuple(Frame(file=file, line=1, function=function, text=line) for file, function, line in frames),
+    )
+    return Case(logs=LogFacts(sources=("train.log",), failures=(failure,)))
+
+
+SITE = "/venv/lib/python3.11/site-packages"
+READER = (f"{SITE}/deepspeed/runtime/config.py", "__init__", "config_decoded = base64.urlsafe_b64decode(config)")
+CLIPPING = (f"{SITE}/deepspeed/runtime/engine.py", "_take_model_step", "if self.gradient_clipping() > 0.0:")
+BATCHES = (f"{SITE}/deepspeed/runtime/config.py", "_set_batch_related_parameters", "micro_batch = train // world")
+BUILDS = (f"{SITE}/deepspeed/runtime/engine.py", "_configure_basic_optimizer", "optimizer = FusedAdam(...)")
+USERS = ("/home/u/train.py", "main", "rows = json.load(open('data.json'))")
+USERS_CONFIG = ("/home/u/train.py", "main", "cfg = json.load(open(args.config))")
+
+PRODUCT = (
+    "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
+    "world_size 50 != 4 * 3 * 2"
+)
+HF = (
+    "Please correct the following DeepSpeed config values that mismatch TrainingArguments values:\n"
+    "- ds train_micro_batch_size_per_gpu=8 vs hf per_device_train_batch_size=4\n"
+    "- ds optimizer.params.lr=0.0002 vs hf learning_rate=0.0003\n"
+    "The easiest method is to set these DeepSpeed config values to 'auto'."
+)
+EXTRA = (
+    "1 validation error for DeepSpeedZeroConfig\nallgather_buket_size\n"
+    "  Extra inputs are not permitted [type=extra_forbidden, input_value=200000000, input_type=int]\n"
+    "    For further information visit https://errors.pydantic.dev/2.14/v/extra_forbidden"
+)
+BAD_BOOL = (
+    "1 validation error for DeepSpeedZeroConfig\noverlap_comm\n"
+    "  Input should be a valid boolean, unable to interpret input [type=bool_parsing, input_value='maybe']"
+)
+VALIDATION = "pydantic_core._pydantic_core.ValidationError"
+ADAM = {"type": "AdamW", "params": {"lr": 1e-3}}
+HF_ARGS = ("--bf16", "--per_device_train_batch_size", "8", "--learning_rate", "5e-4")
+
+POSITIVE = {
+    "config/syntax": [
+        text('{\n "train_batch_size": 8,\n "fp16": {\n}'),
+        text('{"bf16": {"enabled": True}}'),
+        text(""),
+        crashed("hjson.scanner.HjsonDecodeError", "Expecting ':' delimiter: line 3 column 5 (char 40)"),
+        crashed("binascii.Error", "Invalid base64-encoded string: number of data characters (13) ...", READER),
+        crashed("ValueError", "Expected a string path to an existing deepspeed config, or a dictionary or ..."),
+    ],
+    "config/duplicate-key": [
+        text('{"train_batch_size": 8,\n "train_batch_size": 16}'),
+        text('{"zero_optimization": {"stage": 1,\n "stage": 2}}', framework="transformers"),
+        crashed("ValueError", "Duplicate keys in DeepSpeed config: ['fp16']", READER),
+    ],
+    "config/batch-size": [
+        judged({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}),
+        judged({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 2}),
+        judged({"train_batch_size": 10}, ranks=4),
+        judged({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, ranks=None),
+        judged(
+            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto"},
+            framework="transformers",
+            args=("--gradient_accumulation_steps", "3"),
+        ),
+        crashed("AssertionError", PRODUCT),
+        crashed("AssertionError", "Micro batch size per gpu: 0 has to be greater than 0"),
+        Case(config=load_config({"gradient_accumulation_steps": 2}, release="0.19.8", framework="deepspeed")),
+    ],
+    "config/auto-unresolved": [
+        judged({"gradient_clipping": "auto"}),
+        judged({"bf16": {"enabled": "auto"}}),
+        judged({ZERO: {"stage": 2, "reduce_bucket_size": "auto"}}, framework="lightning"),
+        judged({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}),
+        judged({ZERO: {"stage": 2, "allgather_bucket_size": "auto"}}, framework="transformers"),
+        judged({"optimizer": {"type": "AdamW", "params": {"betas": "auto"}}, ZERO: {}}, framework="accelerate"),
+        judged({"gradient_clipping": "auto"}, framework=None),
+        crashed("TypeError", "'>' not supported between instances of 'str' and 'float'", CLIPPING),
+        crashed("TypeError", "unsupported operand type(s) for //: 'str' and 'str'", BATCHES),
+    ],
+    "config/hf-mismatch": [
+        judged({"train_micro_batch_size_per_gpu": 4, ZERO: {}}, framework="transformers", args=HF_ARGS),
+        judged({"train_micro_batch_size_per_gpu": "8", ZERO: {}}, framework="transformers", args=HF_ARGS),
+        judged({"fp16": {"enabled": True}, "bf16": {"enabled": False}}, framework="transformers", args=("--bf16",)),
+        judged({"optimizer": ADAM}, framework="transformers", args=("--learning_rate=5e-4",)),
+        judged(
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, ZERO: {}},
+            framework="transformers",
+            args=HF_ARGS,
+        ),
+        crashed("ValueError", HF),
+    ],
+    "config/unknown-key": [
+        judged({"zero_optimisation": {"stage": 3}}),
+        judged({"overlap_comm": True}),
+        judged({ZERO: {"stage": 2, "allgather_buket_size": 5}}),
+        judged({"bf16": {"enabled": True, "loss_scale": 0}}),
+        judged({"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adamw": True}}}),
+        judged({"optimizer": {"type": "Lion", "params": {"lr": 1e-3, "eps": 1e-8}}}),
+        judged({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 1.0}}}),
+        judged({"optimizer": {"type": "AdmaW", "params": {"lr": 1e-3}}}),
+        judged({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}}),
+        judged({"scheduler": {"type": "WarmupCosine", "params": {}}}),
+        judged({"activation_checkpointing": {"partitioned_activations": True}}),
+        judged({"log_level": "info"}, release="0.18.2"),
+        crashed(VALIDATION, EXTRA),
+        crashed("TypeError", "FusedAdam.__init__() got an unexpected keyword argument 'lrr'", BUILDS),
+    ],
+    "config/wrong-type": [
+        judged({"train_micro_batch_size_per_gpu": "4"}),
+        judged({"wall_clock_breakdown": "true"}),
+        judged({"dump_state": "false"}),
+        judged({ZERO: {"stage": 4}}),
+        judged({ZERO: {"stage": "3"}}),
+        judged({ZERO: {"stage": 3, "reduce_bucket_size": "1e8"}}),
+        judged({ZERO: {"stage": 3, "offload_param": "cpu"}}),
+        judged({"fp16": True}),
+        judged({"communication_data_type": "float32"}),
+        judged({"optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}}),
+        text("{\n  bf16: {\n    enabled: True,\n  }\n}"),
+        text('{"train_batch_size": 8,}', framework="transformers"),
+        crashed(VALIDATION, BAD_BOOL),
+        crashed("json.decoder.JSONDecodeError", "Expecting property name enclosed in double quotes", USERS_CONFIG),
+    ],
+    "config/removed": [
+        judged({"amp": {"enabled": False}}),
+        judged({ZERO: {"stage": 3, "mics_shard_size": 4}}),
+        judged({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}),
+        crashed("deepspeed.runtime.config.DeepSpeedConfigError", "Elastic training has been removed; the ..."),
+    ],
+    "config/deprecated": [
+        judged({ZERO: {"stage": 2, "cpu_offload": True}}),
+        judged({ZERO: True}),
+        judged({"bfloat16": {"enabled": True}}),
+    ],
+    "config/ineffective": [
+        judged({ZERO: {"stage": 2, "offload_param": {"device": "cpu"}}}),
+        judged({ZERO: {"stage": 2, "cpu_offload_param": True}}),
+        judged({ZERO: {"stage": 3, "offload_optimizer": {"device": "nvme"}}}),
+        judged({ZERO: {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}}),
+        judged({ZERO: {"stage": 0, "offload_optimizer": {"device": "cpu"}}}),
+        judged({ZERO: {"overlap_comm": True}}),
+        judged({ZERO: {"stage": 0, "reduce_bucket_size": 1000}}),
+        judged({"fp16": {"enabled": True, "hysteresis": 0}, ZERO: {"stage": 1}}),
+    ],
+    "config/untested-optimizer": [
+        judged({"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, ZERO: {"stage": 2}}),
+        judged({"optimizer": {"type": "Lamb", "params": {"lr": 0.1}}, "fp16": {"enabled": True}, ZERO: {"stage": 1}}),
+        crashed("AssertionError", "You are using an untested ZeRO Optimizer. Please add <...>"),
+    ],
+    "config/conflict": [
+        judged({"fp16": {"enabled": True}, "bf16": {"enabled": True}}),
+        judged({"bf16": {"enabled": True}, "communication_data_type": "fp16"}),
+        judged({"communication_data_type": "fp16"}),
+        judged({"prescale_gradients": True, ZERO: {"stage": 2}}),
+        judged({ZERO: {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}}),
+        judged({ZERO: {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}),
+        judged({"data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": True}}),
+        judged({"data_types": {"param_dtype": "bf16"}}),
+        judged({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}, ZERO: {"stage": 2}}),
+        judged({ZERO: {"stage": 2, "compute_grad_norm": False}}),
+        judged({"train_micro_batch_size_per_gpu": "auto"}, framework="accelerate"),
+        crashed("AssertionError", "bfloat16 and fp16 modes cannot be simultaneously enabled"),
+    ],
+}
+
+HEALTHY = judged(
+    {"train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": ADAM, ZERO: {"stage": 2, "overlap_comm": True}}
+)
+NEGATIVE = {
+    identifier: [HEALTHY, Case(), crashed("KeyError", "'unknown'"), *more]
+    for identifier, more in {
+        "config/syntax": [
+            text('{\n // a comment\n "train_batch_size": 8,\n}'),
+            crashed("binascii.Error", "Incorrect padding", ("/home/u/train.py", "load", "b64decode(row)")),
+        ],
+        "config/duplicate-key": [text('{"fp16": {"enabled": true}, "bf16": {"enabled": false}}')],
+        "config/batch-size": [
+            judged({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}),
+            judged({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 7}, ranks=5),
+            judged({"train_batch_size": 64}, ranks=None),
+            judged({"train_batch_size": "auto"}, framework="transformers"),
+            judged({"train_batch_size": 8, "sequence_parallel_size": 2}, ranks=4),
+            judged({"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto"}, framework="transformers"),
+        ],
+        "config/auto-unresolved": [
+            judged({"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, ZERO: {}}, framework="transformers"),
+            judged({ZERO: {"stage": "auto", "reduce_bucket_size": "auto"}}, framework="accelerate"),
+            judged({"data_types": {"keep_in_fp32_modules": "auto"}}),
+            judged(
+                {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"select_strategy": "auto"}}}
+            ),
+            judged({"my_own_key": "auto"}),
+            judged({"train_micro_batch_size_per_gpu": "auto", "autotuning": {"enabled": True}}),
+            crashed("TypeError", "'>' not supported between instances of 'str' and 'float'", USERS),
+        ],
+        "config/hf-mismatch": [
+            judged({"train_micro_batch_size_per_gpu": 8, ZERO: {}}, framework="transformers", args=HF_ARGS),
+            judged({"train_micro_batch_size_per_gpu": "auto", ZERO: {}}, framework="transformers", args=HF_ARGS),
+            judged({"train_micro_batch_size_per_gpu": 4}, framework="deepspeed", args=HF_ARGS),
+            judged({"optimizer": ADAM}, framework="transformers", args=("--learning_rate", "0.001")),
+            judged({"gradient_clipping": 0.5}, framework="transformers", args=("--bf16",)),
+        ],
+        "config/unknown-key": [
+            judged({ZERO: {"stage": 3, "prefetch_bucket_size": 5, "stage3_max_live_parameters": 6}}),
+            judged({"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True, "adam_w_mode": False}}}),
+            judged({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}}}),
+            judged({"scheduler": {"type": "StepLR", "params": {"step_size": 3, "gamma": 0.1}}}),
+            judged({"aio": {"block_size": 1048576, "thread_count": 1}}, release="0.15.4"),
+            judged({"autotuning": {"anything": 1}, "data_efficiency": {"at_all": 2}}),
+            judged({"amp": {"enabled": False}}),
+        ],
+        "config/wrong-type": [
+            judged({ZERO: {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": None}}),
+            judged({"train_micro_batch_size_per_gpu": 2.0, "steps_per_print": float("inf")}),
+            judged({"checkpoint": {"tag_validation": "Fail"}, "communication_data_type": "FP32"}),
+            judged({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}}}),
+            judged({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linear", "warmup_num_steps": 10}}}),
+            text('{"train_batch_size": 8,}', framework="deepspeed"),
+            text("{\n optimizer: {\n  type: AdamW\n }\n}"),
+            crashed("json.decoder.JSONDecodeError", "Expecting value", USERS),
+        ],
+        "config/removed": [
+            judged({"amp": {"enabled": False}}, release="0.19.6"),
+            judged({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}}, release="0.19.6"),
+            judged({"optimizer": {"type": "OneByteAdam", "params": {"lr": 1e-3}}}),
+        ],
+        "config/deprecated": [judged({ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}})],
+        "config/ineffective": [
+            judged({ZERO: {"stage": 3, "offload_param": {"device": "cpu"}}}),
+            judged({ZERO: {"stage": 2, "offload_param": {"device": "none"}}}),
+            judged({ZERO: {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}}),
+            judged({ZERO: {"stage": 0}}),
+            judged({ZERO: {"stage": 1, "offload_optimizer": {"device": "cpu"}}}),
+            judged({"fp16": {"enabled": True, "loss_scale": 128, "hysteresis": 0}, ZERO: {"stage": 1}}),
+        ],
+        "config/untested-optimizer": [
+            judged({"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, ZERO: {"stage": 0}}),
+            judged(
+                {"optimizer": {"type": "SGD", "params": {}}, ZERO: {"stage": 2}, "zero_allow_untested_optimizer": True}
+            ),
+            judged({"optimizer": {"type": "adagrad", "params": {}}, ZERO: {"stage": 2}}),
+        ],
+        "config/conflict": [
+            judged({"fp16": {"enabled": True}, "bf16": {"enabled": False}, "communication_data_type": "fp16"}),
+            judged({"bf16": {"enabled": True}, "communication_data_type": "fp32"}),
+            judged({"bf16": {"enabled": True}, "communication_data_type": "bf16"}),
+            judged({"prescale_gradients": True, ZERO: {"stage": 1}}),
+            judged({"data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": True}, ZERO: {"stage": 2}}),
+            judged({ZERO: {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": 0}),
+            judged({"data_types": {"param_dtype": "bf16"}}, release="0.19.0"),
+            judged({"gradient_allreduce_op": "sum", ZERO: {"stage": 2}}),
+        ],
+    }.items()
+}
+
+
+def found(case, identifier=None):
+    findings = [finding for rule in rules.DIAGNOSES for finding in rule.examine(case)]
+    return [finding for finding in findings if identifier in (None, finding.id)]
+
+
+def examples(table):
+    return [
+        pytest.param(identifier, case, id=f"{identifier}-{n}")
+        for identifier, cases in table.items()
+        for n, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize(("identifier", "case"), examples(POSITIVE))
+def test_finds(identifier, case):
+    assert found(case, identifier)
+
+
+@pytest.mark.parametrize(("identifier", "case"), examples(NEGATIVE))
+def test_does_not_find(identifier, case):
+    alarms = [finding for finding in found(case, identifier) if finding.severity != "info"]
+    assert not alarms
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("release", ["0.14.4", "0.17.5", "0.19.8"])
+def test_ready_configs_raise_no_alarm(path, release):
+    framework = "transformers" if path.name.startswith("hf_") else "deepspeed"
+    facts = load_config(path, release=release, world_size=8, framework=framework)
+    assert facts.json_error is None, "the ready configs are strict JSON"
+    assert not found(Case(config=facts))
+
+
+def test_no_alarm_on_any_key_with_its_default():
+    """A config that writes out every default that DeepSpeed has says nothing new."""
+    schema = schema_for("0.19.8")
+    for path, section in schema.sections.items():
+        if path in ("", "optimizer", "scheduler"):
+            continue
+        values = {
+            name: key.default for name, key in section.keys.items() if key.default is not None and not key.successor
+        }
+        data = values
+        for part in reversed(path.split(".")):
+            data = {part: data}
+        if path.startswith(ZERO):
+            data[ZERO] = {"stage": 3} | data[ZERO] | ({"stage": 3} if path == ZERO else {})
+        alarms = [f for f in found(judged(data)) if f.severity != "info"]
+        assert not alarms, (path, alarms)
+
+
+def test_a_finding_points_at_the_line_and_brings_a_patch():
+    content = json.dumps({"train_micro_batch_size_per_gpu": 4, ZERO: {"stage": 2, "overlap_com": True}}, indent=1)
+    (finding,) = found(text(content), "config/unknown-key")
+    line = content.split("\n").index('  "overlap_com": true') + 1
+    assert finding.evidence[0].line == line
+    assert finding.keys == (f"{ZERO}.overlap_com",)
+    assert finding.fixes[0].patch == {ZERO: {"overlap_com": None, "overlap_comm": True}}
+    assert finding.severity == "error"
+
+
+def test_batch_size_offers_the_nearest_triples():
+    (finding,) = found(crashed("AssertionError", PRODUCT), "config/batch-size")
+    triples = {tuple(fix.patch.values()) for fix in finding.fixes}
+    assert triples == {(24, 4, 3), (50, 1, 25)}
+    assert finding.evidence[0].line == 7
+
+
+def test_batch_size_of_one_rank_says_that_the_group_may_not_be_up():
+    message = PRODUCT.replace("50 != 4 * 3 * 2", "64 != 4 * 8 * 1")
+    (finding,) = found(crashed("AssertionError", message), "config/batch-size")
+    assert "launcher" in finding.caveat
+
+
+def test_batch_sizes_may_be_floats_under_sequence_parallelism():
+    message = PRODUCT.replace("50 != 4 * 3 * 2", "4 != 2 * 1 * 1.0")
+    (finding,) = found(crashed("AssertionError", message), "config/batch-size")
+    assert "4 is not 2 x 1 x 1" in finding.cause
+
+
+def test_both_sides_of_a_mismatch_are_listed():
+    (finding,) = found(crashed("ValueError", HF), "config/hf-mismatch")
+    assert finding.keys == ("train_micro_batch_size_per_gpu", "optimizer.params.lr")
+    shown = " ".join(evidence.text for evidence in finding.evidence)
+    assert "8" in shown
+    assert "learning_rate is 0.0003" in shown
+
+
+def test_text_against_number_is_said():
+    case = judged({"train_micro_batch_size_per_gpu": "8"}, framework="transformers", args=HF_ARGS)
+    (finding,) = found(case, "config/hf-mismatch")
+    assert "a text on one side" in finding.evidence[0].text
+
+
+def test_severities():
+    def severity(case, identifier):
+        return found(case, identifier)[0].severity
+
+    assert severity(judged({"zero_optimisation": {}}), "config/unknown-key") == "warning"
+    assert severity(judged({"_comment": "mine"}), "config/unknown-key") == "info"
+    assert severity(judged({"gradient_clipping": "auto"}, framework=None), "config/auto-unresolved") == "info"
+    assert severity(judged({ZERO: {"reduce_bucket_size": "auto"}}), "config/auto-unresolved") == "warning"
+    assert severity(judged({ZERO: {"stage": "3"}}), "config/wrong-type") == "warning"
+    assert severity(judged({"communication_data_type": "fp16"}), "config/conflict") == "warning"
+    nvme = judged({ZERO: {"stage": 3, "offload_optimizer": {"device": "nvme"}}})
+    assert severity(nvme, "config/ineffective") == "error"
+
+
+def test_the_exception_and_the_config_make_one_finding():
+    log = crashed("AssertionError", "bfloat16 and fp16 modes cannot be simultaneously enabled").logs
+    config = judged({"fp16": {"enabled": True}, "bf16": {"enabled": True}}).config
+    (finding,) = found(Case(config=config, logs=log), "config/conflict")
+    assert {evidence.source for evidence in finding.evidence} == {"train.log", config.path}
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 5)
+    | st.floats(allow_nan=True)
+    | st.sampled_from(["auto", "cpu", "", "3"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["enabled", "stage", "x"]), inner),
+    max_leaves=6,
+)
+top = st.sampled_from([*schema_for("0.19.8").sections[""].keys, "amp", "nonsense"])
+
+
+@given(st.dictionaries(top, values, max_size=6), st.sampled_from(["0.14.4", "0.19.8", ""]))
+def test_no_config_makes_a_rule_crash(data, release):
+    for framework in (None, "deepspeed", "transformers"):
+        found(Case(config=load_config(data, release=release, world_size=2, framework=framework)))
