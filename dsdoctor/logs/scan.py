@@ -61,6 +61,7 @@ class Scanner:
         self._source = source
         self._story = story
         self._line = 0
+        self._unfinished = False
         self._attention = 0
         self._time: float | None = None
         self._readers: dict[int | None, TracebackReader] = {}
@@ -73,11 +74,12 @@ class Scanner:
         try:
             for block in blocks:
                 self._scan(block)
+                self._unfinished = not block.endswith(b"\n")
         finally:
             for reader in self._readers.values():
                 reader.interrupt()
                 self._take(reader, keep=0)
-            self._story.lines += self._line
+            self._story.lines += self._line + self._unfinished
 
     def _scan(self, block: bytes) -> None:
         position = 0

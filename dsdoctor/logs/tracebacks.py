@@ -21,6 +21,7 @@ _REPEATED = re.compile(r"^\s*\[Previous line repeated \d+ more times?\]")
 _CARETS = re.compile(r"^\s*[\^~]+\s*$")
 _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: (?P<message>.*)|:?\s*)$")
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Fault|Empty|Full|Iteration)\)?$|\.")
+_FIGURE = re.compile(r"^[-+\d.,\s%e/]+$")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?$")
 _FOREIGN = re.compile(
@@ -147,15 +148,17 @@ class TracebackReader:
                 self._code(text.strip())
             return True
         named = _NAMED.match(text.rstrip())
-        if named is not None and self._open is not None and self._open.frames and self._plausible(named["type"]):
+        if named is not None and self._open is not None and self._open.frames and self._plausible(named):
             self._raised(named, at)
             return True
         self._after_code = False
         return False
 
-    def _plausible(self, name: str) -> bool:
+    def _plausible(self, named: re.Match[str]) -> bool:
         """True if a word at the start of a line is the name of an exception rather than a label."""
-        return _LIKELY.search(name) is not None or (self._after_code and name.rpartition(".")[2][:1].isupper())
+        if _LIKELY.search(named["type"]) is not None:
+            return True
+        return self._after_code and named["type"][:1].isupper() and not _FIGURE.match(named["message"] or "")
 
     def _add(self, frame: Frame) -> None:
         if self._open is not None and len(self._open.frames) < MAX_FRAMES:
@@ -167,6 +170,7 @@ class TracebackReader:
             frames[-1] = replace(frames[-1], text=text[:300])
 
     def _raised(self, named: re.Match[str], at: Moment) -> None:
+        self._close_message()
         opened = self._open
         if opened is None:
             return

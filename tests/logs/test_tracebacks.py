@@ -1,0 +1,98 @@
+"""Exceptions out of tracebacks: interleaved, chained, ignored, survived."""
+
+from dsdoctor.logs.read import read_logs
+
+HEAD = "Traceback (most recent call last):\n"
+USER = '  File "/home/u/train.py", line 7, in main\n    loss = step(x)\n           ^^^^^^^\n'
+INNER = '  File "/env/lib/python3.11/site-packages/torch/nn/functional.py", line 9, in embedding\n    return f(x)\n'
+
+
+def facts(tmp_path, text):
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    return read_logs([path])
+
+
+def ranked(rank, text):
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+def test_type_message_frames_and_line(tmp_path):
+    (failure,) = facts(tmp_path, "start\n" + HEAD + USER + INNER + "KeyError: 'label'\n").failures
+    assert (failure.type, failure.message, failure.line) == ("KeyError", "'label'", 8)
+    assert [(f.file, f.line, f.function, f.text) for f in failure.frames] == [
+        ("/home/u/train.py", 7, "main", "loss = step(x)"),
+        ("/env/lib/python3.11/site-packages/torch/nn/functional.py", 9, "embedding", "return f(x)"),
+    ]
+
+
+def test_every_rank_has_its_own(tmp_path):
+    zero = ranked(0, HEAD + USER + "KeyError: 'a'").splitlines()
+    one = ranked(1, HEAD + USER + "ValueError: b").splitlines()
+    text = "\n".join(line for pair in zip(zero, one, strict=True) for line in pair)
+    got = facts(tmp_path, text)
+    assert {(f.rank, f.type, len(f.frames)) for f in got.failures} == {(0, "KeyError", 1), (1, "ValueError", 1)}
+    assert got.ranks == (0, 1)
+
+
+def test_interleaved_without_any_prefix(tmp_path):
+    """Two processes write into one pipe: the exceptions are two, whatever became of their frames."""
+    text = HEAD + USER + HEAD + USER + "RuntimeError: one\n" + INNER + "RuntimeError: two\n"
+    assert [f.message for f in facts(tmp_path, text).failures] == ["one", "two"]
+
+
+def test_a_message_of_many_lines_keeps_them_with_their_places(tmp_path):
+    text = HEAD + USER + "RuntimeError: Error(s) in loading:\n\tsize mismatch for a\n\tsize mismatch for b\n\nnext\n"
+    (failure,) = facts(tmp_path, text).failures
+    assert failure.message.splitlines()[2] == "\tsize mismatch for b"
+    assert failure.message_lines == (5, 6, 7)
+
+
+def test_a_chain_is_one_failure(tmp_path):
+    text = (
+        HEAD + USER + "OSError: disk\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        + HEAD + USER + "RuntimeError: save failed\n"
+    )  # fmt: skip
+    (failure,) = facts(tmp_path, text).failures
+    assert failure.type == "RuntimeError"
+    assert [(c.type, c.message) for c in failure.chain] == [("OSError", "disk")]
+
+
+def test_destructors_end_nothing(tmp_path):
+    text = "Exception ignored in: <function A.__del__ at 0x7f>\n" + HEAD + USER + "AttributeError: no 'ds_opt_adam'\n"
+    assert facts(tmp_path, text).failures == ()
+
+
+def test_the_launchers_own_traceback_is_no_failure_of_the_job(tmp_path):
+    launcher = '  File "/env/lib/python3.11/site-packages/torch/distributed/run.py", line 9, in main\n    run(args)\n'
+    text = HEAD + launcher + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n"
+    assert facts(tmp_path, text).failures == ()
+
+
+def test_training_that_goes_on_clears_a_traceback(tmp_path):
+    handled = HEAD + USER + "OSError: retrying\n"
+    after = "".join(f"step {i} loss 2.{i}\n" for i in range(1, 9))
+    assert facts(tmp_path, handled + after).failures == ()
+    assert len(facts(tmp_path, after + handled).failures) == 1
+
+
+def test_one_more_line_of_another_rank_does_not_clear_it(tmp_path):
+    text = "step 1 loss 2.0\n" + ranked(3, HEAD + USER + "ValueError: bad") + "step 2 loss 1.9\n"
+    assert len(facts(tmp_path, text).failures) == 1
+
+
+def test_a_ranks_exception_whose_traceback_was_cut_off(tmp_path):
+    text = "[rank5]: torch.distributed.DistBackendError: NCCL error\n[rank5]: ncclRemoteError: A call failed\n"
+    (failure,) = facts(tmp_path, text).failures
+    assert (failure.rank, failure.type) == (5, "torch.distributed.DistBackendError")
+    assert "ncclRemoteError" in failure.message
+
+
+def test_prose_about_errors_is_none(tmp_path):
+    text = "RuntimeError: CUDA out of memory means that no block was found.\nError: see the manual\n"
+    assert facts(tmp_path, text).failures == ()
+
+
+def test_labels_between_the_frames_are_no_exceptions(tmp_path):
+    text = HEAD + USER + "Loss: 2.3\nstage: 1\nKeyError: 'x'\n"
+    assert [f.type for f in facts(tmp_path, text).failures] == ["KeyError"]

@@ -1,0 +1,59 @@
+"""What is around a line, and whose line it is."""
+
+import pytest
+
+from dsdoctor.logs.unwrap import unwrap
+
+LINE = "RuntimeError: it broke"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank"),
+    [
+        ("", None),
+        ("[rank3]: ", 3),
+        ("[default2]:", 2),
+        ("12: ", 12),
+        ("[1,5]<stdout>:", 5),
+        ("worker-0: ", None),
+        ("worker-1: [rank6]: ", 6),
+        ("(TrainWorker pid=123, ip=10.0.0.1) ", None),
+        ("trainer-1  | ", None),
+        ("\x1b[36mtrainer-1  | \x1b[0m", None),
+        ("[pod/job-0/main] ", None),
+        ("2026-05-20T11:06:11.999Z ", None),
+        ("2026-05-20 11:06:11.999 [INFO] [Driver] [rank1]: ", 1),
+        ("> > ", None),
+        ("\x1b]0;title\x07", None),
+    ],
+)
+def test_prefixes_in_any_stack(prefix, rank):
+    got = unwrap(prefix + LINE)
+    assert (got.text, got.rank) == (LINE, rank)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 12: loss 3.2",
+        "[2026-05-20 10:59:31,369] [INFO] [config.py:678:print] x",
+        "10:59:31 loss",
+        '  File "train.py", line 3, in main',
+        "{'loss': 1.0}",
+        "Epoch 1: 12%",
+    ],
+)
+def test_what_is_no_prefix_stays(line):
+    assert unwrap(line).text == line
+
+
+def test_indentation_after_a_prefix_stays():
+    assert unwrap('[rank0]:   File "a.py", line 1').text == '  File "a.py", line 1'
+
+
+def test_a_box_is_taken_off():
+    assert unwrap("│ ValueError: bad        │").text == "ValueError: bad"
+
+
+def test_control_characters_do_not_survive():
+    assert "\x1b" not in unwrap("\x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07text\x07").text
