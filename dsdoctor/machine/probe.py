@@ -61,8 +61,8 @@ def _torch() -> dict[str, Any]:
     if getattr(torch.version, "hip", None):
         versions["hip"] = str(torch.version.hip)
     if torch.version.cuda and torch.distributed.is_nccl_available():
-        parts: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        versions["nccl"] = ".".join(map(str, parts))
+        version: Any = torch.cuda.nccl.version
+        versions["nccl"] = ".".join(map(str, version()))
     return {"versions": versions}
 
 
