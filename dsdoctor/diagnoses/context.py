@@ -31,7 +31,8 @@ def failures(case: Case) -> Iterator[Failure]:
     """The exceptions of the job itself, from its run and from its logs, oldest first within each."""
     run = own_run(case)
     if run is not None:
-        yield from run.failures
+        ended = {rank.rank for rank in run.ranks if rank.ended_by_us}
+        yield from (f for f in run.failures if not (f.rank in ended and f.type == "KeyboardInterrupt"))
     if case.logs is not None:
         yield from case.logs.failures
 
@@ -71,10 +72,11 @@ def precision(case: Case) -> str | None:
     run = own_run(case)
     if run is not None and run.facts is not None:
         return run.facts.precision
-    for name in ("fp16", "bf16"):
-        if config_value(case, f"{name}.enabled") is True:
+    enabled = {name: config_value(case, f"{name}.enabled") for name in ("fp16", "bf16")}
+    for name, value in enabled.items():
+        if value is True:
             return name
-    if case.logs is not None and case.logs.config is None:
+    if "auto" in enabled.values() or (case.logs is not None and case.logs.config is None):
         return None
     return "fp32" if case.logs is not None or case.config is not None else None
 

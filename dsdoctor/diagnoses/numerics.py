@@ -20,7 +20,8 @@ BF16_FAMILIES = re.compile(
     r"(?<![a-z])(?:m|um|flan-|long|by|code)?t5|bloom|pegasus|gemma|switch[-_]|palm|ul2", re.IGNORECASE
 )
 """Families whose published weights were trained in bf16 and whose activations leave the range of fp16."""
-_ZEROS_THAT_COUNT = 2
+_ZEROS_THAT_COUNT = 3
+_STAYS_BAD = 3
 
 
 class NanLoss(Diagnosis):
@@ -55,11 +56,20 @@ class NanLoss(Diagnosis):
     def _in_logs(self, case: Case, logs: LogFacts) -> Iterator[Finding]:
         bad = _first_bad_point(case, logs)
         if bad is None:
+            yield from self._skipped(case)
             return
         name, before, point = bad
         came = f" after {before.value:.6g}" if before is not None else " from its first value on"
         where = f" at step {point.step:g}" if point.step is not None else ""
         yield self._found(case, f"{name} is {point.value}{where}{came}", (point.evidence,), 0.85)
+
+    def _skipped(self, case: Case) -> Iterator[Finding]:
+        """Steps that were skipped although no loss scale is at work: their gradients were not finite."""
+        for history in context.histories(case):
+            if history.precision != "fp16" and history.attempts:
+                proof = tuple(a.evidence for a in history.attempts[:2] if a.evidence is not None)
+                text = f"the gradients of {len(history.attempts)} steps are not finite, and no loss scale is at work"
+                yield self._found(case, text, proof, 0.8)
 
     def _found(self, case: Case, cause: str, proof: tuple[Evidence, ...], confidence: float) -> Finding:
         role: Role = "consequence" if _bad_input(case) is not None else "root"
@@ -352,9 +362,8 @@ class OverlapCommRace(Diagnosis):
 
 def _first_bad_point(case: Case, logs: LogFacts) -> tuple[str, Point | None, Point] | None:
     """The first non-finite loss, or gradient norm where no loss scale explains it, with the finite value before."""
-    names = ["loss"] if context.precision(case) == "fp16" or logs.loss_scale is not None else ["loss", "grad_norm"]
     found: list[tuple[str, Point | None, Point]] = []
-    for name in names:
+    for name in ("loss", "grad_norm") if _norm_counts(case, logs) else ("loss",):
         series = logs.series_of(name)
         points = series.points if series is not None else ()
         for before, point in zip((None, *points), points, strict=False):
@@ -362,6 +371,18 @@ def _first_bad_point(case: Case, logs: LogFacts) -> tuple[str, Point | None, Poi
                 found.append((f"the {name.replace('_', ' ')}", before, point))
                 break
     return min(found, key=lambda item: item[2].evidence.line or 0, default=None)
+
+
+def _norm_counts(case: Case, logs: LogFacts) -> bool:
+    """True if a gradient norm that is not finite cannot be the search for a loss scale."""
+    if any(history.precision == "fp16" for history in context.histories(case)):
+        return False
+    precision = context.precision(case)
+    if precision is not None:
+        return precision != "fp16"
+    norms = logs.series_of("grad_norm")
+    last = norms.points[-_STAYS_BAD:] if norms is not None else ()
+    return len(last) == _STAYS_BAD and not any(math.isfinite(point.value) for point in last)
 
 
 def _zeros_at_the_end(loss: Series) -> tuple[Point, ...]:

@@ -229,7 +229,7 @@ class MoeHang(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         logs = case.logs
-        late = [event for event in _timeouts(case) if event.fields["op"] in _GATHERS]
+        late = gather_timeouts(case)
         if (
             logs is None
             or not late
@@ -282,6 +282,13 @@ def _other_cause(case: Case) -> bool:
     if any(not is_peer_failure(failure) for failure in context.failures(case)):
         return True
     return case.logs is not None and any(case.logs.of_kind(*_CAUSES_OF_HANGS))
+
+
+def gather_timeouts(case: Case) -> list[LogEvent]:
+    """Timeouts in the gathers of ZeRO-3 that nothing else explains."""
+    if context.stage(case) != 3 or _other_cause(case):
+        return []
+    return [event for event in _timeouts(case) if event.fields["op"] in _GATHERS]
 
 
 def timed_out(case: Case) -> tuple[Evidence, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
@@ -167,7 +168,8 @@ class BranchHang(TextDiagnosis):
     vision tower for some samples only, early exit) makes ranks disagree, which newer releases notice and
     older ones hang on.
 
-    What proves it: DeepSpeed's message that a list differs between ranks.
+    What proves it: DeepSpeed's message that a list differs between ranks; or a timeout in a gather under stage 3 after
+    DeepSpeed had said that its trace of the modules was invalidated.
 
     When it could be wrong: ranks that built different models are meant as well.
 
@@ -181,6 +183,21 @@ class BranchHang(TextDiagnosis):
     cause = "rank 0 and rank {other} ran or built different modules under ZeRO-3"
     fixes = (Fix(text="run the branch on every rank, multiplied by zero where it is not wanted"),)
     keys = (STAGE,)
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        """The message; or, where older releases only hang, a timeout in a gather after the order had changed."""
+        yield from super().examine(case)
+        late = gather_timeouts(case)
+        changed = list(case.logs.of_kind("trace-invalidated")) if case.logs is not None and late else []
+        if case.logs is not None and changed and not any(case.logs.of_kind("experts")):
+            yield self.finding(
+                cause="the order of modules changed between steps, then a gather of parameters timed out",
+                evidence=tuple(event.evidence() for event in (*changed, *late)[:MAX_EVIDENCE]),
+                confidence=0.75,
+                caveat="A rank that stopped for another reason looks the same if the order also changes.",
+                fixes=self.fixes,
+                keys=self.keys,
+            )
 
 
 class TiedOrResized(TextDiagnosis):

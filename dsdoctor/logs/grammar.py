@@ -26,6 +26,9 @@ def _row(kind: str, literals: str | tuple[str, ...], pattern: str) -> LinePatter
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
 
+NOT_OF_A_TEST = r"(?<!val )(?<!eval )(?<!valid )(?<!validation )(?<!test )"
+"""Before the name of a quantity: it is not that of a validation."""
+
 OVERFLOWS = (
     # DeepSpeed's scaler (0.1 to 0.19.8), Megatron-style and no-ZeRO wrappers; see the groups for what each tells.
     _row(
@@ -65,7 +68,7 @@ PROGRESS = (
         "plain-step",
         ("loss", "Loss"),
         r"(?i)\b(?:step|iter(?:ation)?|global_step)s?\b[ :=#\[]*(?P<step>\d+)(?:\s*/\s*\d+)?\b.{0,40}?"
-        rf"\bloss\b[ :=|]*(?P<loss>{NUMBER})",
+        rf"{NOT_OF_A_TEST}\bloss\b[ :=|]*(?P<loss>{NUMBER})",
     ),
 )
 
@@ -77,7 +80,7 @@ EXITS = (
     _row(
         "exit-word",
         ("Killed", "Segmentation fault", "Bus error", "Aborted", "(core dumped)"),
-        r"(?:line \d+: +\d+ |task \d+: |^)(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
+        r"(?:line \d+: +\d+ |task \d+: |Fatal Python error: |^)(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
     ),
     _row(
         "exit",

@@ -35,7 +35,7 @@ _GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d
 _LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
 _PAIR = re.compile(rf"['\"](?P<key>loss|grad_norm|learning_rate|step)['\"]: ['\"]?(?P<value>{grammar.NUMBER})\b")
 _NAMED_VALUE = re.compile(
-    r"(?i)\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*"
+    rf"(?i){grammar.NOT_OF_A_TEST}\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*"
     rf"(?P<value>{grammar.NUMBER})\b"
 )
 _SERIES = {

@@ -17,6 +17,8 @@ MAX_MESSAGE_LINES = 60
 MAX_FRAMES = 400
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$')
+_RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\~-]+\.py):(?P<line>\d+) in (?P<function>[\w<>.]+)\s*$")
+_RICH_CODE = re.compile(r"^\s*❱\s*\d+\s*[│|]?\s*(?P<code>.*)$")
 _REPEATED = re.compile(r"^\s*\[Previous line repeated \d+ more times?\]")
 _CARETS = re.compile(r"^\s*[\^~]+\s*$")
 _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: (?P<message>.*)|:?\s*)$")
@@ -138,10 +140,14 @@ class TracebackReader:
         self.patience = MAX_FRAMES
 
     def _inside(self, text: str, at: Moment) -> bool:
-        frame = _FRAME.match(text)
+        frame = _FRAME.match(text) or _RICH_FRAME.match(text)
         if frame is not None:
             self._add(Frame(file=frame["file"], line=int(frame["line"]), function=frame["function"] or ""))
             self._after_code = True
+            return True
+        marked = _RICH_CODE.match(text)
+        if marked is not None:
+            self._code(marked["code"].strip(), replacing=True)
             return True
         if text[:1] in (" ", "\t") and not _FOREIGN.match(text):
             if not _CARETS.match(text) and not _REPEATED.match(text):
@@ -164,9 +170,9 @@ class TracebackReader:
         if self._open is not None and len(self._open.frames) < MAX_FRAMES:
             self._open.frames.append(frame)
 
-    def _code(self, text: str) -> None:
+    def _code(self, text: str, *, replacing: bool = False) -> None:
         frames = self._open.frames if self._open is not None else []
-        if frames and not frames[-1].text:
+        if frames and (replacing or not frames[-1].text):
             frames[-1] = replace(frames[-1], text=text[:300])
 
     def _raised(self, named: re.Match[str], at: Moment) -> None:

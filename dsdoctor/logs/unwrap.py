@@ -10,11 +10,13 @@ _ESCAPES = re.compile(
 )
 _RANKED = re.compile(
     r"\[(?:rank|default|Rank |RANK )(?P<rank>\d+)\]:? ?"
+    r"|[Rr]ank ?(?P<named>\d+): (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
     r"|\[\d+,(?P<mpi>\d+)\](?:<std(?:out|err|diag)>:|:)? ?"
     r"|(?P<srun>\d{1,5}): (?=\S|\s{2})"
 )
 _UNRANKED = re.compile(
     r"(?:worker|node|host|gpu|trainer|master|launcher)[\w.-]*: ?(?=\S|\s{2})"  # pdsh
+    r"|(?:\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d[\w.-]*): (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
     r"|\((?:[\w.:]+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"  # Ray
     r"|[\w.-]+ +\| ?"  # docker compose
     r"|\[pod/[^\]]+\] ?"  # kubectl
@@ -43,7 +45,7 @@ def unwrap(line: str) -> Unwrapped:
     for _ in range(_MAX_PREFIXES):
         match = _RANKED.match(line, position)
         if match is not None:
-            found = match["rank"] or match["mpi"] or match["srun"]
+            found = match["rank"] or match["named"] or match["mpi"] or match["srun"]
             rank = int(found) if rank is None or not match["srun"] else rank
         else:
             match = _UNRANKED.match(line, position)

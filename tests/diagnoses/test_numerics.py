@@ -62,6 +62,8 @@ POSITIVE = {
         log(series=(series("loss", 2.0, 1.9, NAN),), **BF16),
         log(series=(series("loss", 2.0, NAN),), **FP16),
         log(series=(series("loss", 2.0, 1.9), series("grad_norm", 1.0, NAN)), **BF16),
+        log(series=(series("loss", 2.0, 1.9, 1.8, 1.7), series("grad_norm", 1.0, NAN, NAN, NAN))),
+        log(loss_scale=scales((7, 1.0, 1.0), steps_seen=20, dynamic=False, precision="bf16"), **BF16),
     ],
     "numerics/loss-zero-is-nan": [
         log(series=(series("loss", 2.0, 1.9, 0.0, 0.0, 0.0), series("grad_norm", 1.0, 1.1, NAN, NAN, NAN))),
@@ -92,6 +94,7 @@ NEGATIVE = {
         of(SKIPPED, precision="fp16", history=scales(*fall(16, 13), steps_seen=30)),
         of(steps((2.0, 1.9)), precision="fp16", history=COLLAPSE),
         log(series=(series("loss", 2.0, 1.9), series("grad_norm", INF, 1.0)), **FP16),
+        log(series=(series("loss", 2.0, 1.9, 1.8), series("grad_norm", INF, INF, 1.0))),
         log(series=(series("loss", 2.0, 1.9),)),
     ],
     "numerics/loss-zero-is-nan": [

@@ -81,6 +81,13 @@ def test_negative(identifier, case):
     assert not found(case, identifier)
 
 
+def test_a_gather_that_times_out_after_the_order_changed_is_a_branch():
+    (finding,) = found(log(*GATHERS, event("trace-invalidated"), **STAGE_3), "zero3/branch-hang")
+    assert finding.evidence[0].text == "text"
+    assert not found(log(*GATHERS, event("trace-invalidated"), event("experts"), **STAGE_3), "zero3/branch-hang")
+    assert not found(log(*ALL_LATE, event("trace-invalidated"), **STAGE_3), "zero3/branch-hang")
+
+
 def test_the_silent_rank_is_named():
     (finding,) = found(log(*ALL_LATE[:3], ranks=(0, 1, 2, 3)), "comm/timeout")
     assert "rank 3 says nothing" in finding.cause

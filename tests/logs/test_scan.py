@@ -118,6 +118,11 @@ def test_values_of_the_trainer_have_the_bars_step(tmp_path):
     assert math.isnan(got.series_of("grad_norm").points[0].value)
 
 
+def test_the_loss_of_a_validation_is_not_the_loss_of_training(tmp_path):
+    got = facts(tmp_path, "step 10 loss 2.5\nstep 10 val loss nan\n")
+    assert [point.value for point in got.series_of("loss").points] == [2.5]
+
+
 def test_bars_of_other_work_are_no_training(tmp_path):
     text = "Loading checkpoint shards: 100%|██| 7/7 [00:04<00:00,  1.9it/s]\n"
     assert facts(tmp_path, text).steps_seen == 0

@@ -88,6 +88,23 @@ def test_a_ranks_exception_whose_traceback_was_cut_off(tmp_path):
     assert "ncclRemoteError" in failure.message
 
 
+def test_a_traceback_in_a_box(tmp_path):
+    """As rich draws it."""
+    text = (
+        "╭──────── Traceback (most recent call last) ────────╮\n"
+        "│ /home/u/train.py:72 in main                       │\n"
+        "│                                                   │\n"
+        "│   71 │   batch = next(it)                         │\n"
+        "│ ❱ 72 │   loss = step(batch)                       │\n"
+        "╰───────────────────────────────────────────────────╯\n"
+        "KeyError: 'label'\n"
+    )
+    (failure,) = facts(tmp_path, text).failures
+    assert (failure.type, failure.line) == ("KeyError", 7)
+    assert (failure.frames[-1].file, failure.frames[-1].line) == ("/home/u/train.py", 72)
+    assert failure.frames[-1].text == "loss = step(batch)"
+
+
 def test_prose_about_errors_is_none(tmp_path):
     text = "RuntimeError: CUDA out of memory means that no block was found.\nError: see the manual\n"
     assert facts(tmp_path, text).failures == ()

@@ -17,6 +17,9 @@ LINE = "RuntimeError: it broke"
         ("[1,5]<stdout>:", 5),
         ("worker-0: ", None),
         ("worker-1: [rank6]: ", 6),
+        ("10.0.8.21: ", None),
+        ("c3n07: ", None),
+        ("rank 4: ", 4),
         ("(TrainWorker pid=123, ip=10.0.0.1) ", None),
         ("trainer-1  | ", None),
         ("\x1b[36mtrainer-1  | \x1b[0m", None),
@@ -41,6 +44,8 @@ def test_prefixes_in_any_stack(prefix, rank):
         '  File "train.py", line 3, in main',
         "{'loss': 1.0}",
         "Epoch 1: 12%",
+        "rank 1: 388 samples, 194 batches",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory",
     ],
 )
 def test_what_is_no_prefix_stays(line):
