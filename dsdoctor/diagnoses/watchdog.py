@@ -230,13 +230,7 @@ class MoeHang(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         logs = case.logs
         late = gather_timeouts(case)
-        if (
-            logs is None
-            or not late
-            or context.stage(case) != 3
-            or any(logs.of_kind("leaf-modules"))
-            or _other_cause(case)
-        ):
+        if logs is None or not late or any(logs.of_kind("leaf-modules")):
             return
         experts = list(logs.of_kind("experts"))
         if not experts:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
+from dsdoctor.diagnoses.watchdog import gather_timeouts
+from dsdoctor.finding import Finding, Fix
 from dsdoctor.frames import passes_through
-from dsdoctor.finding import Fix
 from dsdoctor.runs.facts import Failure
 
 STAGE = "zero_optimization.stage"

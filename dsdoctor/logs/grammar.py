@@ -80,7 +80,8 @@ EXITS = (
     _row(
         "exit-word",
         ("Killed", "Segmentation fault", "Bus error", "Aborted", "(core dumped)"),
-        r"(?:line \d+: +\d+ |task \d+: |Fatal Python error: |^)(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
+        r"(?:line \d+: +\d+ |task \d+: |Fatal Python error: |^)"
+        r"(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
     ),
     _row(
         "exit",
