@@ -135,6 +135,11 @@ def _both_compile_offloads(config: Effective) -> bool:
     return _deepcompile(config) and config.stage == 3 and activation and any(config.get(o) is True for o in others)
 
 
+def _not_in_config(_config: Effective) -> bool:
+    """The other half of the conflict is the script's; only DeepSpeed's exception shows it."""
+    return False
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         keys=("fp16.enabled", "bf16.enabled"),
@@ -304,7 +309,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         fix="give both, or drop contiguous_memory_optimization",
         patch={"activation_checkpointing": {"contiguous_memory_optimization": None}},
         message=r"Contiguous Checkpointing is only available|Must specify the number of layers with contiguous",
-        severity="warning",
+        severity="info",
         caveat="It matters only if the script uses deepspeed.checkpointing.",
     ),
     Conflict(
@@ -344,5 +349,28 @@ CONFLICTS: tuple[Conflict, ...] = (
         fix="drop elastic_checkpoint and use universal checkpoints",
         patch={_ZERO: {"elastic_checkpoint": None}},
         severity="warning",
+    ),
+    Conflict(
+        keys=("zero_force_ds_cpu_optimizer", f"{_ZERO}.offload_optimizer"),
+        holds=_not_in_config,
+        cause="the script passes its own optimizer, and the config offloads the optimizer to the CPU",
+        fix="move the optimizer into the config, or pass DeepSpeedCPUAdam; or set zero_force_ds_cpu_optimizer to false",
+        patch={"zero_force_ds_cpu_optimizer": False},
+        message="You are using ZeRO-Offload with a client provided optimizer",
+    ),
+    Conflict(
+        keys=(f"{_ZERO}.stage",),
+        holds=_not_in_config,
+        cause="pipeline parallelism goes with ZeRO stage 0 and 1 only",
+        fix="use stage 1",
+        patch={_ZERO: {"stage": 1}},
+        message="ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
+    ),
+    Conflict(
+        keys=("optimizer", f"{_ZERO}.stage"),
+        holds=_not_in_config,
+        cause="ZeRO needs an optimizer, and neither the config nor the script gives one",
+        fix="write an optimizer section, for instance AdamW, or pass an optimizer to deepspeed.initialize",
+        message=r"zero stage \d requires an optimizer",
     ),
 )

@@ -31,8 +31,13 @@ _MODELS = {
 }
 """Names of the pydantic models in DeepSpeed's exceptions, and the sections they stand for."""
 
+_REFUSED_NAMES = (
+    ("optimizer.params.max_grad_norm", r"'max_grad_norm' is not supported as an optimizer parameter"),
+    ("optimizer.type", r"AssertionError: \w+ is not a supported DeepSpeed Optimizer"),
+    ("scheduler.type", r"AssertionError: DeepSpeed does not recognize LR scheduler"),
+)
 _VALIDATION = r"validation errors? for (\w+)"
-_FIELD = re.compile(r"^(?P<key>[\w.]+)\n\s+(?P<what>.+?)(?: \[type=.*| \(type=.*)?$", re.MULTILINE)
+_FIELD = re.compile(r"^(?P<key>\w[\w.]*(?: -> \w+)*)\n\s+(?P<what>.+?)(?: \[type=.*| \(type=.*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,8 @@ def validation_errors(case: Case) -> Iterator[tuple[Evidence, str, str]]:
         if section is None:
             continue
         for field in _FIELD.finditer(failure.message):
-            yield raised(failure), f"{section}.{field['key']}", field["what"]
+            key = field["key"].replace(" -> ", ".")
+            yield raised(failure), f"{section}.{key}", field["what"]
 
 
 class UnknownKey(Diagnosis):
@@ -98,19 +104,21 @@ class UnknownKey(Diagnosis):
         if config is not None:
             schema = schema_for(config.release)
             for entry in entries(config.data, schema):
-                if entry.key is None and not _was_removed(entry.path, schema):
+                if entry.key is None and not _was_removed(entry.path, schema) and not _is_comment(entry):
                     yield self._unknown(config, schema, entry, raised_for.pop(entry.path, None))
             for param in unknown_params(config):
                 yield self._param(config, param, raised_for.pop(param.path, None))
             wrong_type = unknown_type(config)
-            if wrong_type is not None and not _removed_optimizers(config):
-                yield self._type(config, *wrong_type)
+            if _removed_optimizers(config):
+                raised_for.pop("optimizer.type", None)
+            elif wrong_type is not None:
+                yield self._type(config, *wrong_type, raised_for.pop(wrong_type[0], None))
         for key, evidence in raised_for.items():
             yield self._from_exception(key, evidence)
 
     def _unknown(self, config: ConfigFacts, schema: Schema, entry: Entry, exception: Evidence | None) -> Finding:
         section, _, name = entry.path.rpartition(".")
-        meant = nearest(name, entry.section.names())
+        meant = nearest(name, _names_for(entry))
         home = _home(name, section, schema)
         known_in = releases_with(entry.path)
         severity: Severity = "warning" if meant or home or _newer(known_in, schema) else "info"
@@ -148,13 +156,13 @@ class UnknownKey(Diagnosis):
             keys=(param.path,),
         )
 
-    def _type(self, config: ConfigFacts, key: str, meant: str | None) -> Finding:
+    def _type(self, config: ConfigFacts, key: str, meant: str | None, exception: Evidence | None) -> Finding:
         fix = Fix(text=f"write {meant}", patch=keys.as_patch(key, meant)) if meant else Fix(text="name a known class")
         return self.finding(
             cause=f"neither DeepSpeed nor torch has {as_json(config.value(key))} for {key}",
-            evidence=(at_key(config, key),),
-            confidence=0.9,
-            caveat="Not if the script passes its own optimizer or scheduler.",
+            evidence=(*([exception] if exception else []), at_key(config, key)),
+            confidence=0.98 if exception else 0.9,
+            caveat=None if exception else "Not if the script passes its own optimizer or scheduler.",
             fixes=(fix,),
             keys=(key,),
         )
@@ -180,8 +188,22 @@ def _rejected_params(case: Case) -> Iterator[tuple[str, Evidence]]:
         for function, section in (("_configure_basic_optimizer", "optimizer"), ("_scheduler_from_config", "scheduler")):
             if any(frame.function == function for frame in failure.frames):
                 yield f"{section}.params.{match.group(1)}", raised(failure)
-    for failure, _ in matching(case, r"'max_grad_norm' is not supported as an optimizer parameter"):
-        yield "optimizer.params.max_grad_norm", raised(failure)
+    for key, pattern in _REFUSED_NAMES:
+        for failure, _ in matching(case, pattern):
+            yield key, raised(failure)
+
+
+def _is_comment(entry: Entry) -> bool:
+    """A key that stands there for people, in a section that ignores what it does not know."""
+    name = entry.path.rpartition(".")[2]
+    return not entry.section.forbids and (name.startswith(("_", "$", "/", "#")) or name.lower() == "comment")
+
+
+def _names_for(entry: Entry) -> list[str]:
+    """The names of the section that take a value of this shape: an object is no number that was misspelled."""
+    is_object = isinstance(entry.value, Mapping)
+    fitting = (key for key in entry.section.keys.values() if (key.kind in ("section", "dict", "any")) == is_object)
+    return [name for key in fitting for name in (key.path.rpartition(".")[2], key.also) if name]
 
 
 def _home(name: str, section: str, schema: Schema) -> str | None:

@@ -19,6 +19,7 @@ _OPTIMIZER = f"{_ZERO}.offload_optimizer"
 _STAGE = f"{_ZERO}.stage"
 _SUPPORTED = ("adam", "adamw", "adagrad", "lion", "muon")
 """Names whose class stands in DeepSpeed's ZERO_SUPPORTED_OPTIMIZERS."""
+_STAGE_3_KEYS = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights")
 _CHECKPOINT_ONLY = ("load_from_fp32_weights", "elastic_checkpoint")
 
 
@@ -56,7 +57,8 @@ class Ineffective(Diagnosis):
         if config is None or not config.data:
             return
         effective = Effective.of(config)
-        for idle in (*_offload_param(effective), *_nvme(effective), *_stage_0(config, effective), *_scale(effective)):
+        offloads = (*_offload_param(effective), *_nvme(effective), *_super_offload(effective))
+        for idle in (*offloads, *_stage_0(config, effective), *_stage_3_only(config, effective), *_scale(effective)):
             yield self.finding(
                 severity=idle.severity,
                 cause=idle.why,
@@ -100,6 +102,31 @@ def _nvme(effective: Effective) -> Iterator[_Idle]:
                     Fix(text="or use stage 3", patch=keys.as_patch(_STAGE, 3)),
                 ),
             )
+
+
+def _super_offload(effective: Effective) -> Iterator[_Idle]:
+    key = f"{_OPTIMIZER}.super_offload"
+    if effective.get(key) is True and effective.stage in (1, 2):
+        yield _Idle(
+            keys=(key,),
+            why=f"super_offload works at ZeRO stage 3 only; at stage {effective.stage} the usual offload is used",
+            fixes=(Fix(text="drop super_offload, or use stage 3", patch=keys.as_patch(key, None)),),
+        )
+
+
+def _stage_3_only(config: ConfigFacts, effective: Effective) -> Iterator[_Idle]:
+    """Tuning keys of stage 3 at stage 1 or 2; harmless leftovers."""
+    zero = config.value(_ZERO)
+    if effective.stage not in (1, 2) or not isinstance(zero, dict):
+        return
+    idle = tuple(f"{_ZERO}.{name}" for name in zero if name.startswith("stage3_") or name in _STAGE_3_KEYS)
+    if idle:
+        yield _Idle(
+            keys=idle,
+            why=f"{as_list(idle[:4])} {'does' if len(idle) == 1 else 'do'} nothing at stage {effective.stage}",
+            severity="info",
+            fixes=(Fix(text="drop them, or use stage 3"),),
+        )
 
 
 def _stage_0(config: ConfigFacts, effective: Effective) -> Iterator[_Idle]:

@@ -78,6 +78,10 @@ EXTRA = (
     "  Extra inputs are not permitted [type=extra_forbidden, input_value=200000000, input_type=int]\n"
     "    For further information visit https://errors.pydantic.dev/2.14/v/extra_forbidden"
 )
+OLD_EXTRA = (
+    "1 validation error for DeepSpeedZeroConfig\noffload_param -> devise\n"
+    "  extra fields not permitted (type=value_error.extra)"
+)
 BAD_BOOL = (
     "1 validation error for DeepSpeedZeroConfig\noverlap_comm\n"
     "  Input should be a valid boolean, unable to interpret input [type=bool_parsing, input_value='maybe']"
@@ -151,6 +155,8 @@ POSITIVE = {
         judged({"activation_checkpointing": {"partitioned_activations": True}}),
         judged({"log_level": "info"}, release="0.18.2"),
         crashed(VALIDATION, EXTRA),
+        crashed(VALIDATION, OLD_EXTRA),
+        crashed("AssertionError", "adamx is not a supported DeepSpeed Optimizer"),
         crashed("TypeError", "FusedAdam.__init__() got an unexpected keyword argument 'lrr'", BUILDS),
     ],
     "config/wrong-type": [
@@ -187,6 +193,8 @@ POSITIVE = {
         judged({ZERO: {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}}),
         judged({ZERO: {"stage": 0, "offload_optimizer": {"device": "cpu"}}}),
         judged({ZERO: {"overlap_comm": True}}),
+        judged({ZERO: {"stage": 2, "stage3_max_live_parameters": 5}}),
+        judged({ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}}),
         judged({ZERO: {"stage": 0, "reduce_bucket_size": 1000}}),
         judged({"fp16": {"enabled": True, "hysteresis": 0}, ZERO: {"stage": 1}}),
     ],
@@ -208,6 +216,11 @@ POSITIVE = {
         judged({ZERO: {"stage": 2, "compute_grad_norm": False}}),
         judged({"train_micro_batch_size_per_gpu": "auto"}, framework="accelerate"),
         crashed("AssertionError", "bfloat16 and fp16 modes cannot be simultaneously enabled"),
+        crashed(
+            "deepspeed.runtime.zero.utils.ZeRORuntimeException",
+            "You are using ZeRO-Offload with a client provided optimizer (<class 'torch.optim.adamw.AdamW'>)",
+        ),
+        crashed("AssertionError", "zero stage 2 requires an optimizer"),
     ],
 }
 
@@ -256,6 +269,7 @@ NEGATIVE = {
             judged({"aio": {"block_size": 1048576, "thread_count": 1}}, release="0.15.4"),
             judged({"autotuning": {"anything": 1}, "data_efficiency": {"at_all": 2}}),
             judged({"amp": {"enabled": False}}),
+            judged({"_comment": "mine", "$schema": "x", "comment": ["y"]}),
         ],
         "config/wrong-type": [
             judged({ZERO: {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": None}}),
@@ -382,12 +396,24 @@ def test_batch_sizes_may_be_floats_under_sequence_parallelism():
     assert "4 is not 2 x 1 x 1" in finding.cause
 
 
+def test_leftover_tuning_keys_are_notes():
+    for zero in ({"stage": 0, "reduce_bucket_size": 5}, {"stage": 1, "stage3_max_live_parameters": 5}):
+        (finding,) = found(judged({ZERO: zero}), "config/ineffective")
+        assert finding.severity == "info"
+
+
 def test_both_sides_of_a_mismatch_are_listed():
     (finding,) = found(crashed("ValueError", HF), "config/hf-mismatch")
     assert finding.keys == ("train_micro_batch_size_per_gpu", "optimizer.params.lr")
     shown = " ".join(evidence.text for evidence in finding.evidence)
     assert "8" in shown
     assert "learning_rate is 0.0003" in shown
+
+
+def test_the_key_of_an_exception_of_either_pydantic():
+    assert found(crashed(VALIDATION, EXTRA), "config/unknown-key")[0].keys == (f"{ZERO}.allgather_buket_size",)
+    assert found(crashed(VALIDATION, OLD_EXTRA), "config/unknown-key")[0].keys == (f"{ZERO}.offload_param.devise",)
+    assert found(crashed(VALIDATION, BAD_BOOL), "config/wrong-type")[0].keys == (f"{ZERO}.overlap_comm",)
 
 
 def test_text_against_number_is_said():
@@ -401,7 +427,8 @@ def test_severities():
         return found(case, identifier)[0].severity
 
     assert severity(judged({"zero_optimisation": {}}), "config/unknown-key") == "warning"
-    assert severity(judged({"_comment": "mine"}), "config/unknown-key") == "info"
+    assert severity(judged({"fp8": {"enabled": True}}), "config/unknown-key") == "info"
+    assert severity(judged({"sequence_parallel": {"enabled": True}}), "config/unknown-key") == "info"
     assert severity(judged({"gradient_clipping": "auto"}, framework=None), "config/auto-unresolved") == "info"
     assert severity(judged({ZERO: {"reduce_bucket_size": "auto"}}), "config/auto-unresolved") == "warning"
     assert severity(judged({ZERO: {"stage": "3"}}), "config/wrong-type") == "warning"
