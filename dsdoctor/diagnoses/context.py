@@ -86,8 +86,11 @@ def config_value(case: Case, key: str) -> object:
     run = own_run(case)
     if run is not None and run.facts is not None:
         return _lookup(run.facts.config, key)
-    if case.logs is not None and case.logs.config is not None:
-        return _lookup(case.logs.config, key)
+    if case.logs is not None:
+        value = _lookup(case.logs.config or {}, key)
+        if value not in (None, "auto") or key not in case.logs.settings:
+            return value
+        return case.logs.settings[key]
     return case.config.value(key) if case.config is not None else None
 
 

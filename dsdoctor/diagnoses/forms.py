@@ -15,8 +15,8 @@ from typing import ClassVar
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.frames import passes_through, users_line
 from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.frames import passes_through, users_line
 from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure
 

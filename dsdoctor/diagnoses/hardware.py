@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.finding import Finding, Fix
 from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure
@@ -38,6 +39,12 @@ class GpuFault(TextDiagnosis):
     cause = "the driver reports a defective or lost GPU"
     fixes = (Fix(text="take the node out of service; reset the GPU, look at nvidia-smi -q and dmesg, replace it"),)
 
+    def told_by_events(self, case: Case, events: list[LogEvent]) -> Finding:
+        """Errors of CUDA in the same log follow from the fault."""
+        followed = [context.evidence(f) for f in context.failures(case) if "CUDA error" in f.message]
+        found = super().told_by_events(case, events)
+        return replace(found, evidence=(*found.evidence[:2], *followed)[:MAX_EVIDENCE])
+
 
 class DeviceAssert(TextDiagnosis):
     """A kernel found an index out of range.
@@ -67,7 +74,8 @@ class DeviceAssert(TextDiagnosis):
 
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
         """The kernel's own line says more than any exception after it."""
-        return self.told_by_events(case, events) if events else super().told(case, claimed, events)
+        proof = [event.evidence() for event in events[:2]] + list(map(context.evidence, claimed))
+        return replace(super().told(case, claimed, events), evidence=tuple(proof[:MAX_EVIDENCE]))
 
 
 class IllegalAccess(TextDiagnosis):

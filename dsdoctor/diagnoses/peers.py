@@ -11,7 +11,8 @@ from dsdoctor.runs.facts import Failure
 PEER_FORMS = (
     Form(message=r"(?i)connection (?:was )?(?:closed|reset|refused) by (?:remote )?peer|remote process exited"),
     Form(message=r"(?i)\b(?:recv|send)(?:Bytes|Value|Vector)?(?: failed| error|\b.*(?:closed|reset|broken))"),
-    Form(message=r"NCCL communicator was aborted|ncclRemoteError|Connection closed(?: by remote)?|Broken pipe"),
+    Form(message=r"NCCL communicator was aborted|ncclRemoteError"),
+    Form(message=r"(?:Store|c10d|gloo|NCCL).*(?:Broken pipe|Connection closed)"),
     Form(message=r"gloo/transport/.*(?:Read|Write) error|Application timeout caused pair closure"),
     Form(message=r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation"),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
-from dsdoctor.frames import passes_through
 from dsdoctor.finding import Fix
+from dsdoctor.frames import passes_through
 from dsdoctor.runs.facts import Failure
 
 

@@ -223,6 +223,35 @@ class TiedOrResized(TextDiagnosis):
     keys = (STAGE,)
 
 
+class LoadConflict(TextDiagnosis):
+    """ZeRO-3 and another way of placing the weights exclude each other while a model is loaded.
+
+    What it is: `device_map` or `low_cpu_mem_usage` place whole weights; ZeRO-3 partitions them as they are made.
+
+    What proves it: Transformers' message.
+
+    When it could be wrong: it is not. That nothing is raised does not mean that loading is sharded: for that the
+    TrainingArguments (or HfDeepSpeedConfig) must exist before `from_pretrained`.
+
+    What to do: leave `device_map` and `low_cpu_mem_usage` out, and build the arguments first.
+    """
+
+    id = "config/zero3-load-conflict"
+    severity = "error"
+    title = "ZeRO-3 and device_map or low_cpu_mem_usage"
+    forms = (
+        Form(message=r"(?i)zero-?3 is (?:not compatible|incompatible) with .*(?:low_cpu_mem_usage|device_map)"),
+        Form(message=r"(?i)device_map.{0,80}(?:not compatible|cannot be used|incompatible).{0,40}(?:deepspeed|zero)"),
+    )
+    confidence = 0.95
+    cause = "the model is loaded with device_map or low_cpu_mem_usage, which ZeRO-3 excludes"
+    fixes = (
+        Fix(text="leave device_map and low_cpu_mem_usage out of from_pretrained"),
+        Fix(text="build TrainingArguments (or HfDeepSpeedConfig) before from_pretrained, so that loading is sharded"),
+    )
+    keys = (STAGE,)
+
+
 def _empty_in_checkpoint(failure: Failure) -> bool:
     return "copying a param with shape torch.Size([0]) from checkpoint" in failure.message
 
@@ -240,4 +269,5 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     InflightParams(),
     BranchHang(),
     TiedOrResized(),
+    LoadConflict(),
 )

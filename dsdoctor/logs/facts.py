@@ -84,7 +84,8 @@ class LogFacts:
     """Everything that was understood of the logs of one job.
 
     `failures` are the exceptions that ended a rank, oldest first. `steps_seen` counts the optimizer steps that the log
-    shows. `config` is the ds_config found in it, `versions` the releases it names (`deepspeed`, `torch`, ...).
+    shows. `config` is the ds_config found in it as a whole; `settings` are values of single dotted keys that other
+    lines show (flags of the Trainer, lines of the engine). `versions` are the releases it names (`deepspeed`, ...).
     `unreadable` names the inputs, or parts of them, that could not be read, with the reason.
     """
 
@@ -98,6 +99,7 @@ class LogFacts:
     loss_scale: LossScaleHistory | None = None
     series: tuple[Series, ...] = ()
     config: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     end: End = "open"
     last_line: Evidence | None = None

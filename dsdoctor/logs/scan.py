@@ -195,16 +195,16 @@ class Scanner:
             self._story.event(kind, fields, place)
 
     def _learn(self, kind: str, fields: dict[str, str]) -> None:
-        flags = self._story.flags
+        settings = self._story.settings
         if kind in ("deepspeed-version", "torch-version"):
             for name, value in fields.items():
                 self._story.versions.setdefault(name, value)
         elif kind == "fp16-flag":
-            flags.setdefault("fp16", True)
+            settings.setdefault("fp16.enabled", True)
         elif kind == "bf16-flag":
-            flags.setdefault("bf16", True)
+            settings.setdefault("bf16.enabled", True)
         elif kind == "stage-flag":
-            flags.setdefault("stage", int(next(iter(fields.values()))))
+            settings.setdefault("zero_optimization.stage", int(next(iter(fields.values()))))
 
     def _overflow(self, kind: str, match: re.Match[str], place: Place) -> None:
         groups = match.groupdict()

@@ -59,7 +59,7 @@ class Story:
     steps_seen: int = 0
     scale: ScaleTimeline = field(default_factory=ScaleTimeline)
     config: Mapping[str, Any] | None = None
-    flags: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
@@ -137,7 +137,6 @@ class Story:
         """Everything that was understood."""
         failures = tuple(candidate.failure for candidate in self._kept())
         series = tuple(builder.build() for builder in self._series.values())
-        config = _effective(self.config, self.flags)
         end = self._end(failures)
         return LogFacts(
             sources=sources,
@@ -147,9 +146,10 @@ class Story:
             events=tuple(self._all_events()),
             failures=failures,
             exits=tuple(self._exits.values()),
-            loss_scale=self._history(config, failures, end),
+            loss_scale=self._history(failures, end),
             series=series,
-            config=config or None,
+            config=self.config,
+            settings=self.settings,
             versions=self.versions,
             end=end,
             last_line=self.last.evidence(self.step) if self.last is not None else None,
@@ -176,8 +176,8 @@ class Story:
             return "failed"
         return "finished" if self._finished is not None else "open"
 
-    def _history(self, config: Mapping[str, Any], failures: tuple[Failure, ...], end: End) -> LossScaleHistory | None:
-        precision = _precision(config)
+    def _history(self, failures: tuple[Failure, ...], end: End) -> LossScaleHistory | None:
+        precision = _precision(self.config, self.settings)
         lines = self.scale.lines(precision)
         raised = next((f for f in failures if MINIMUM_REACHED in f.message), None)
         proof = None
@@ -189,7 +189,7 @@ class Story:
         zeros = loss is not None and all(point.value == 0 for point in loss.build().points)
         return history(
             lines,
-            config=config,
+            config=self.config or {},
             precision=precision,
             steps_seen=self.steps_seen or None,
             raised=proof,
@@ -198,24 +198,14 @@ class Story:
         )
 
 
-def _precision(config: Mapping[str, Any]) -> str | None:
+def _precision(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str | None:
+    """fp16 or bf16 where the config or another line says so, fp32 where the config excludes both, else None."""
+    known = config is not None
     for name in ("fp16", "bf16"):
-        section = config.get(name)
-        if isinstance(section, Mapping) and section.get("enabled") is True:
+        section = (config or {}).get(name)
+        value = section.get("enabled", False) if isinstance(section, Mapping) else False
+        value = settings.get(f"{name}.enabled", value)
+        if value is True:
             return name
-    return None
-
-
-def _effective(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with what flags and other lines add where it is silent or says "auto"."""
-    effective: dict[str, Any] = dict(config or {})
-    if "bfloat16" in effective:
-        effective.setdefault("bf16", effective["bfloat16"])
-    for name in ("fp16", "bf16"):
-        section = dict(effective.get(name) or {}) if isinstance(effective.get(name) or {}, Mapping) else {}
-        if section.get("enabled") in (None, "auto") and flags.get(name) is not None:
-            effective[name] = {**section, "enabled": flags[name]}
-    zero = effective.get("zero_optimization") or {}
-    if flags.get("stage") is not None and isinstance(zero, Mapping) and "stage" not in zero:
-        effective["zero_optimization"] = {**zero, "stage": flags["stage"]}
-    return effective
+        known = known and value is False
+    return "fp32" if known else None

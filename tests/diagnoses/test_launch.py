@@ -78,7 +78,8 @@ NEGATIVE = {
                "micro_batch_per_gpu * gradient_acc_step * world_size 50 != 4 * 3 * 2", INITIALIZE),
         Case(runs=(run(), run(KEY, leg="without-deepspeed"))),
     ],
-    "launch/peer-failure": [failed("KeyError", "'label'", USER), healthy(), log(event("peer-lost"))],
+    "launch/peer-failure": [failed("KeyError", "'label'", USER), healthy(), log(event("peer-lost")),
+        log_failure("BrokenPipeError", "[Errno 32] Broken pipe", TORCH)],
     "launch/killed": [
         killed(-9, memory=PLENTY, oom_kills=1),
         killed(-9, memory=SCARCE),

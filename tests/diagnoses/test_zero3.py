@@ -53,6 +53,10 @@ POSITIVE = {
         failed("RuntimeError", "Detected a disagreement on list contents between rank0 and rank1", USER, stage=3)
     ],
     "zero3/tied-or-resized": [failed("AttributeError", "'Parameter' object has no attribute 'ds_id'", USER, stage=3)],
+    "config/zero3-load-conflict": [
+        failed("ValueError", "DeepSpeed Zero-3 is not compatible with `low_cpu_mem_usage=True` or with passing a "
+               "`device_map`.", USER, stage=3),
+    ],
     "autograd/reduced-twice": [failed("AssertionError", TWICE, USER, BACK)],
     "autograd/recompute-mismatch": [
         failed("torch.utils.checkpoint.CheckpointError", "Recomputed values for the following tensors have different "
@@ -86,6 +90,7 @@ NEGATIVE = {
         failed("AttributeError", "'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'", USER, stage=3),
         failed("AttributeError", "'Dataset' object has no attribute 'ids'", USER, stage=3),
     ],
+    "config/zero3-load-conflict": [failed("ValueError", "device_map is unknown", USER, stage=3), healthy()],
     "autograd/reduced-twice": [failed("AssertionError", "already done", USER), healthy()],
     "autograd/recompute-mismatch": [failed("RuntimeError", "metadata", USER)],
     "autograd/no-grad": [

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import diagnose
+from dsdoctor.diagnoses import context, diagnose
 from dsdoctor.logs.read import read_logs
 
 STAMP = "[2024-03-20 12:15:47,438] [INFO] [loss_scaler.py:190:update_scale] "
@@ -160,7 +160,16 @@ def test_the_engines_own_dump_is_nearer_to_the_truth(tmp_path):
 
 def test_auto_is_resolved_by_the_trainers_arguments(tmp_path):
     text = '{\n  "fp16": {\n    "enabled": "auto"\n  },\n  "train_batch_size": "auto"\n}\nfp16=True,\n'
-    assert facts(tmp_path, text).config["fp16"]["enabled"] is True
+    case = Case(logs=facts(tmp_path, text))
+    assert context.config_value(case, "fp16.enabled") is True
+    assert context.precision(case) == "fp16"
+
+
+def test_single_settings_are_no_whole_config(tmp_path):
+    got = facts(tmp_path, "Creating torch.float16 ZeRO stage 2 optimizer\n")
+    assert got.config is None
+    assert got.settings == {"fp16.enabled": True, "zero_optimization.stage": 2}
+    assert context.stage(Case(logs=got)) == 2
 
 
 def test_versions(tmp_path):
