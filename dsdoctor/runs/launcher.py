@@ -5,6 +5,7 @@ Pure but for `free_port` and `port_is_free`. What the ranks run is a module, so 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import dsdoctor
+from dsdoctor.machine import cgroup
 from dsdoctor.runs.spec import RUN_MARKER
 from dsdoctor.runs.trackers import tracker_variables
 
@@ -124,8 +126,7 @@ def environment(plan: LaunchPlan, folder: Path, base: Mapping[str, str] = os.env
     device `cpu` those that choose the device. TORCH_EXTENSIONS_DIR is `runs.extensions`' part.
     """
     env = {name: value for name, value in base.items() if not _OF_AN_OUTER_LAUNCHER.fullmatch(name)}
-    cores = len(os.sched_getaffinity(0))
-    env.setdefault("OMP_NUM_THREADS", str(max(1, cores // plan.nproc)))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, int(_usable_cores()) // plan.nproc)))
     for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):  # older and newer name of one thing
         env.setdefault(name, "2000")
     env.update(tracker_variables(folder, base))
@@ -133,6 +134,14 @@ def environment(plan: LaunchPlan, folder: Path, base: Mapping[str, str] = os.env
     if plan.device == "cpu":
         env.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
     return _with_dsdoctor(env)
+
+
+def _usable_cores() -> float:
+    """Cores that this process may use, by affinity and by the control group's quota."""
+    cores = float(len(os.sched_getaffinity(0)))
+    with contextlib.suppress(OSError):
+        return min(cores, cgroup.read().cpu_quota or cores)
+    return cores
 
 
 def _with_dsdoctor(env: dict[str, str]) -> dict[str, str]:
@@ -153,9 +162,9 @@ def _installed() -> bool:
     return any(Path(str(each.locate_file(""))).resolve() in places for each in found)
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port that is free now. Raises OSError where `address` is none of this host's."""
-    with socket.create_server((address, 0), family=_family(address)) as server:
+def free_port() -> int:
+    """A TCP port that is free now on every interface."""
+    with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 
 

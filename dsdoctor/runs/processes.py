@@ -110,9 +110,10 @@ class Processes:
         return True
 
     def end(self, grace: float = 5.0) -> tuple[str, ...]:
-        """End all that is left: asked first, killed after `grace` seconds. Names of shared memory removed.
+        """End all that is left; the names of shared memory that was removed.
 
-        An interrupt meanwhile does not stop this; it only ends the patience.
+        The launcher is asked first and has `grace` seconds to end its ranks; then everything that lives is killed.
+        An interrupt meanwhile does not stop this: it ends the patience, and is raised when all is done.
         """
         with _hurried_by_interrupt() as hurry:
             self._memory.look((member.pid for member in self.members()), again=True)
@@ -121,8 +122,7 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._launcher.pid, signal.SIGTERM)
                 deadline = time.monotonic() + grace
-                while self.members() and time.monotonic() < deadline and not hurry.is_set():
-                    self.poll()
+                while self.poll() is None and time.monotonic() < deadline and not hurry.is_set():
                     time.sleep(0.05)
             self._kill_all()
             if self._life_line is not None:
@@ -139,6 +139,7 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             self._wait_for_end(left)
+        self.poll()  # reaps the launcher, which `members` leaves to its Popen
 
     def _wait_for_end(self, pids: set[int], seconds: float = 2.0) -> None:
         deadline = time.monotonic() + seconds
@@ -168,10 +169,12 @@ def _set_subreaper(on: bool) -> bool:
 
 @contextlib.contextmanager
 def _hurried_by_interrupt() -> Iterator[threading.Event]:
-    """Interrupts set the event instead of raising. Only the main thread has a say in signals."""
+    """Interrupts set the event; one KeyboardInterrupt is raised at the end instead."""
     hurry = threading.Event()
     with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda *_: hurry.set()):
         yield hurry
+    if hurry.is_set():
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Whatever happens in here or to this process, nothing that it started stays (see 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ _SETTLE_SECONDS = 20.0
 script cleans up."""
 _SECOND_LOOK_SECONDS = 1.0
 _PORT_TRIES = 3
-_PORT_TAKEN = ("EADDRINUSE", "address already in use")
+_PORT_TAKEN = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _COMPILERS = {
     "ninja",
     "c++",
@@ -52,6 +53,7 @@ _COMPILERS = {
     "clang++",
     "ld",
 }
+_SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
 _TAIL_LINES = 12
 
 
@@ -93,7 +95,7 @@ def supervise(
         ranks = world_size(plan)
         for attempt in range(_PORT_TRIES):
             seen = _run_once(spec, plan, limits, path, ranks, progress)
-            if plan.master_port is not None or attempt == _PORT_TRIES - 1 or not _port_was_taken(folder):
+            if plan.master_port is not None or attempt == _PORT_TRIES - 1 or not _port_was_taken(folder, seen):
                 break
             _clear(folder)
     except (LaunchError, OSError) as error:
@@ -215,7 +217,7 @@ def _gather(spec: RunSpec, leg: Leg, limits: Limits, expected: int, seen: _Seen)
         outcome=result,
         ranks=tuple(ranks),
         seconds=seen.seconds,
-        why=outcome.why(result, first, ended, ranks, _tail(folder / LAUNCHER_OUTPUT), limit),
+        why=outcome.why(result, first, ended, ranks, _last_words(folder), limit),
         model=next((trace.model for trace in traces if trace.model is not None), None),
         facts=next((trace.facts for trace in traces if trace.facts is not None), None),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
@@ -273,10 +275,14 @@ def _not_started(spec: RunSpec, plan: LaunchPlan, leg: Leg, reason: str) -> Run:
     return replace(_bare(spec, leg, plan.nproc), why=f"the launcher could not be started: {reason}")
 
 
-def _port_was_taken(folder: Path) -> bool:
+def _port_was_taken(folder: Path, seen: _Seen) -> bool:
     """True if the rendezvous failed since another program took the port between our choice and its use."""
-    texts = [_tail(folder / LAUNCHER_OUTPUT, lines=200), *(_tail(path) for path in folder.glob("stderr-rank*.txt"))]
-    return any(word.lower() in text.lower() for text in texts for word in _PORT_TAKEN)
+    if seen.ended.launcher_exit in (None, 0):
+        return False
+    texts = [_tail(path, lines=200) for path in (folder / LAUNCHER_OUTPUT, *folder.glob("stderr-rank*.txt"))]
+    port = re.compile(rf"\b{seen.port}\b")
+    lines = (line for text in texts for line in text.splitlines())
+    return any(_PORT_TAKEN.search(line) and port.search(line) for line in lines)
 
 
 def _clear(folder: Path) -> None:
@@ -285,7 +291,14 @@ def _clear(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _tail(path: Path, lines: int = _TAIL_LINES) -> str:
+def _last_words(folder: Path) -> str:
+    """The last lines that the launcher printed, without torchrun's summary of it all, which names no cause."""
+    lines = _tail(folder / LAUNCHER_OUTPUT, lines=200).splitlines()
+    summary = next((at for at, line in enumerate(lines) if _SUMMARY.search(line)), len(lines))
+    return "\n".join(dict.fromkeys((lines[:summary] or lines)[-_TAIL_LINES:]))
+
+
+def _tail(path: Path, lines: int) -> str:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
