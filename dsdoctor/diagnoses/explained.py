@@ -19,6 +19,11 @@ def explained(failure: Failure, case: Case) -> bool:
     return any(_shows(finding, failure) for finding in _specific(case) if finding.severity == "error")
 
 
+def has_specific_root(case: Case) -> bool:
+    """True if a more specific diagnosis than the general ones is a root of what went wrong."""
+    return any(finding.severity == "error" and finding.role == "root" for finding in _specific(case))
+
+
 def _specific(case: Case) -> Iterator[Finding]:
     from dsdoctor.diagnoses import ALL  # the catalogue contains the modules that ask
 

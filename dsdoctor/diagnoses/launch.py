@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.explained import explained
+from dsdoctor.diagnoses.explained import explained, has_specific_root
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis, users_lines
 from dsdoctor.diagnoses.internal import InternalError
 from dsdoctor.diagnoses.peers import is_peer_failure, roots
-from dsdoctor.diagnoses.processes import KILL, SEGMENTATION_FAULT, endings, memory_verdict
+from dsdoctor.diagnoses.processes import KILL, SEGMENTATION_FAULT, endings, memory_verdict, signal_code
 from dsdoctor.diagnoses.watchdog import timeouts_as_evidence
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.frames import users_line
@@ -41,6 +41,7 @@ class UserException(Diagnosis):
         own = [failure for failure in context.failures(case) if not is_peer_failure(failure)]
         if not own:
             yield from self._exit_without_exception(case)
+            yield from self._exit_in_log(case)
         elif not explained(own[0], case) and not any(InternalError().examine(case)):
             yield self._raised(own[0], own[1:])
 
@@ -71,6 +72,21 @@ class UserException(Diagnosis):
                 confidence=0.7,
                 caveat="What it printed last says why.",
                 fixes=(Fix(text=f"read the last lines that rank {left[0].rank} printed, in {run.folder}"),),
+            )
+
+    def _exit_in_log(self, case: Case) -> Iterator[Finding]:
+        """A launcher reports a process that failed by itself, and the exception is not in the log."""
+        if case.logs is None or case.logs.failures or any(signal_code(e.code) < 0 for e in case.logs.exits):
+            return
+        left = [exit for exit in case.logs.exits if exit.code > 0]
+        if left and not has_specific_root(case):
+            who = f"rank {left[0].rank}" if left[0].rank is not None else "a process"
+            yield self.finding(
+                cause=f"{who} ended with exit code {left[0].code}; what it raised is not in this log",
+                evidence=(left[0].evidence,),
+                confidence=0.4,
+                caveat="The traceback of the rank itself is missing; the launcher's report does not say why.",
+                fixes=(Fix(text="look for the rank's own output: torchrun --tee 3, or one file a rank"),),
             )
 
 

@@ -68,6 +68,7 @@ class Scanner:
         self._blocks: dict[int | None, ConfigBlock] = {}
         self._bar: tuple[int, int] = (0, 0)
         self._summary_rank: int | None = None
+        self._dicts = 0
 
     def scan(self, blocks: Iterable[bytes]) -> None:
         """Read all blocks, then close what is still open. Exceptions of `blocks` pass through, after the closing."""
@@ -229,6 +230,8 @@ class Scanner:
         if kind == "bar":
             self._bar_moved(match)
         elif kind == "hf-dict":
+            self._dicts += 1
+            self._story.shown(self._dicts)
             for pair in _PAIR.finditer(match.group()):
                 if pair["key"] == "step":
                     self._story.progress(int(float(pair["value"])))

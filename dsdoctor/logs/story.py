@@ -87,6 +87,13 @@ class Story:
             self.steps_seen = step
         self.step = step
 
+    def shown(self, count: int) -> None:
+        """The source has shown `count` lines about steps that have no number: at least so many steps were done."""
+        if count > self.steps_seen:
+            self._progress += 1
+            self._last_progress = self.tick()
+            self.steps_seen = count
+
     def value(self, name: str, number: float, place: Place) -> None:
         builder = self._series.setdefault(name, SeriesBuilder(name))
         builder.add(self.step, number, place.line, place.source, place.rank, place.text[:MAX_TEXT])
