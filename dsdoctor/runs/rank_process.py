@@ -91,11 +91,18 @@ def join_threads() -> None:
             thread.join()
 
 
+def end_after(seconds: float) -> None:
+    """End the process with 0 so much later, if it is still there; at once, without any teardown, for 0."""
+    if seconds > 0:
+        _exit_later(seconds, 0)
+        return
+    flush()
+    os._exit(0)
+
+
 def run_exit_handlers(code: int) -> None:
     """Let the script's exit handlers run (loggers and trackers flush there); starts the clock for `leave` too."""
-    watchdog = threading.Timer(_END_SECONDS, os._exit, (code,))
-    watchdog.daemon = True
-    watchdog.start()
+    _exit_later(_END_SECONDS, code)
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
 
@@ -111,6 +118,12 @@ def leave(code: int, *, with_peers: bool) -> NoReturn:
     with contextlib.suppress(BaseException):
         _leave_process_group(with_peers)
     os._exit(code)
+
+
+def _exit_later(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def _leave_process_group(with_peers: bool) -> None:

@@ -5,11 +5,9 @@ Runs in rank processes only; imports no torch.
 
 from __future__ import annotations
 
-import os
-import threading
+from collections.abc import Callable
 from typing import Literal
 
-from dsdoctor.runs import rank_process
 from dsdoctor.runs.facts import EngineFacts, Step
 from dsdoctor.runs.session import RankSession
 
@@ -35,8 +33,10 @@ class StopRule:
     only, so losses are not asked.
     """
 
-    def __init__(self, session: RankSession) -> None:
+    def __init__(self, session: RankSession, end_after: Callable[[float], None]) -> None:
+        """`end_after(seconds)` ends the process so much later if it is still there, at once for 0."""
         self._session = session
+        self._end_after = end_after
         self._attempted = 0
         self._raised = 0
 
@@ -59,15 +59,13 @@ class StopRule:
         """Write the stop, start the clock for the script's own cleaning up, and raise."""
         self._session.stopped = True
         self._session.trace.stop(reason)
-        timer = threading.Timer(AFTER_STOP_SECONDS, _leave)
-        timer.daemon = True
-        timer.start()
+        self._end_after(AFTER_STOP_SECONDS)
         self._raise()
 
     def _raise(self) -> None:
         self._raised += 1
         if self._raised > RAISE_AT_MOST:
-            _leave()
+            self._end_after(0)
         raise RunStopped
 
 
@@ -77,9 +75,3 @@ def still_falling(step: Step, facts: EngineFacts | None) -> bool:
         return False
     floor = facts.min_loss_scale
     return floor is None or step.loss_scale > floor
-
-
-def _leave() -> None:
-    """End the process at once, without the teardown that the script would not let us reach."""
-    rank_process.flush()
-    os._exit(0)

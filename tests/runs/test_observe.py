@@ -68,7 +68,7 @@ def session(tmp_path: Path) -> RankSession:
 
 @pytest.fixture
 def observer(session: RankSession) -> Observer:
-    return Observer(session, StopRule(session))
+    return Observer(session, StopRule(session, lambda _: None))
 
 
 def entered(session: RankSession) -> list[tuple[str, int, int]]:

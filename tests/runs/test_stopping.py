@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,13 @@ FP16 = EngineFacts(
 )
 
 
-def rule(folder: Path, *, steps: int, patient: int = 10) -> StopRule:
+def ignore(_: float) -> None:
+    """Ends no process."""
+
+
+def rule(folder: Path, *, steps: int, patient: int = 10, end_after: Callable[[float], None] = ignore) -> StopRule:
     spec = RunSpec(script="x", cwd=str(folder), folder=str(folder), config={}, steps=steps, patient_steps=patient)
-    return StopRule(RankSession(spec, TraceWriter(trace_path(folder, 0)), 0, 0, 1))
+    return StopRule(RankSession(spec, TraceWriter(trace_path(folder, 0)), 0, 0, 1), end_after)
 
 
 def clean(index: int) -> Step:
@@ -73,10 +78,17 @@ def test_static_scale_and_bf16_are_not_waited_for(tmp_path: Path) -> None:
         stop.after_step(overflow(0, 128.0), static)
 
 
-def test_script_that_swallows_the_stop_meets_it_again(tmp_path: Path) -> None:
-    stop = rule(tmp_path, steps=1)
+def test_script_that_swallows_the_stop_meets_it_again_and_then_ends(tmp_path: Path) -> None:
+    limits: list[float] = []
+    stop = rule(tmp_path, steps=1, end_after=limits.append)
     stop.again()
     with pytest.raises(SystemExit):
         stop.after_step(clean(0), FP16)
+    assert limits == [60], "the script may clean up, but not for ever"
+    for _ in range(2):
+        with pytest.raises(RunStopped):
+            stop.again()
+    assert limits == [60]
     with pytest.raises(RunStopped):
         stop.again()
+    assert limits == [60, 0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsdoctor.runs import engine_facts, run_config
+from dsdoctor.runs import engine_facts, rank_process, run_config
 from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.engine_facts import Framework
 from dsdoctor.runs.facts import EngineFacts
@@ -41,7 +41,7 @@ class Intercept:
         self._deepspeed = module
         self._original = module.initialize
         self._signature = inspect.signature(self._original)
-        self._rule = StopRule(session)
+        self._rule = StopRule(session, rank_process.end_after)
         self._observer = Observer(session, self._rule)
 
     def attach(self) -> None:
