@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ class PlainEngine(Queries, nn.Module):
 
     `notes` lists what of the config or the script was changed or left out to make this run possible.
     """
+
+    _backward_runs: ClassVar[bool] = False
+    """Whether some engine's `backward` runs: its graph may pass through the model of another engine."""
 
     def __init__(
         self,
@@ -53,11 +56,11 @@ class PlainEngine(Queries, nn.Module):
         self.dp_world_size = place.world_size
         self.settings = settings.read(config, place.world_size)
         self.notes: list[str] = [*self.settings.notes, *place.notes]
-        if getattr(args, "local_rank", None) is not None:
+        if hasattr(args, "local_rank"):
             args.local_rank = place.local_rank
         self.global_steps = self.global_samples = self.micro_steps = self.skipped_steps = 0
         self._boundary: bool | None = None
-        self._in_backward = self._in_step = self._in_no_sync = False
+        self._in_step = self._in_no_sync = False
         self._scaled = self._step_applied = False
         self._backwards = 0
         self.collate_fn = collate_fn
@@ -144,11 +147,11 @@ class PlainEngine(Queries, nn.Module):
         """A `loss.backward()` of the script's own skips `backward`'s division by the accumulation steps: do it here."""
 
         def share(grad: Tensor) -> Tensor:
-            return grad if self._in_backward else grad / self.settings.accumulation
+            return grad if PlainEngine._backward_runs else grad / self.settings.accumulation
 
         for tensor in torch.utils._pytree.tree_leaves(output):
             if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(share)  # type: ignore[no-untyped-call]
+                tensor.register_hook(share)
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **ignored: Any) -> Tensor:
         """Backward of the loss shared over the accumulation steps and scaled; returns the shared, unscaled loss.
@@ -158,11 +161,11 @@ class PlainEngine(Queries, nn.Module):
         """
         _assert_loss(loss)
         shared = loss / self.settings.accumulation if scale_wrt_gas else loss
-        self._in_backward = True
+        PlainEngine._backward_runs = True
         try:
-            (shared * self.cur_scale).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            (shared * self.cur_scale).backward(retain_graph=retain_graph)
         finally:
-            self._in_backward = False
+            PlainEngine._backward_runs = False
         self._scaled = True
         self._backwards += 1
         self._gradients.after_backward(boundary=self.is_gradient_accumulation_boundary() and not self._in_no_sync)

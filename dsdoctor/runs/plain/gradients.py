@@ -79,9 +79,10 @@ class Gradients:
 
     def _all_reduce(self, bucket: list[Tensor]) -> None:
         flat = torch.cat([grad.reshape(-1) for grad in bucket])
-        dist.all_reduce(flat)
         if self._settings.average:
-            flat.mul_(1.0 / dist.get_world_size())
+            # Before the sum, as ZeRO and DDP do: in fp16 the sum may overflow where the mean does not.
+            flat.div_(dist.get_world_size())
+        dist.all_reduce(flat)
         for grad, reduced in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
             grad.copy_(reduced.view(grad.shape))
 

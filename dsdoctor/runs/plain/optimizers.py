@@ -19,7 +19,7 @@ from dsdoctor.runs.plain.rules import Lamb, Lion, PlainAdam
 Factory = Callable[..., Optimizer]
 
 _ONLY_DEEPSPEED = ("onebitadam", "zerooneadam", "onebitlamb", "muon", "muadam", "muadamw", "musgd")
-_HOW_NOT_WHAT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "freeze_step", "set_grad_none", "foreach")
+_HOW_NOT_WHAT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "set_grad_none", "foreach")
 """Parameters that choose an implementation, not the mathematics."""
 
 
