@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dsdoctor.comm.facts import CommFacts
 from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.finding import FirstBad
 from dsdoctor.logs.facts import LogFacts
 from dsdoctor.loss_scale import LossScaleHistory
 from dsdoctor.machine.facts import MachineFacts
@@ -33,6 +34,12 @@ class Case:
     def run(self, leg: str) -> Run | None:
         """The run of that leg, or None where it was not made."""
         return next((run for run in self.runs if run.leg == leg), None)
+
+    @property
+    def first_bad(self) -> FirstBad | None:
+        """The first non-finite value that the detector named, None where it did not run or saw none."""
+        run = self.run("numerics")
+        return run.first_bad if run is not None else None
 
     def failures(self) -> Iterator[Failure]:
         """The exceptions that ended ranks, from the runs and from the logs, oldest first within each source."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Severity = Literal["error", "warning", "info"]
 Role = Literal["root", "consequence"]
 Blame = Literal["environment", "config", "precision", "script", "deepspeed", "healthy", "inconclusive"]
 Phase = Literal["input", "parameter", "forward", "loss", "backward", "reduction", "step"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""In their order within a micro-step."""
 
 
 @dataclass(frozen=True, kw_only=True)

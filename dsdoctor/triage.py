@@ -33,6 +33,10 @@ STAGES = (
 )
 
 
+_ALWAYS = ("environment", "config")
+"""Quick, and every later stage needs what they learn."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
     """How a stage ended, in one line, with what it saw for the JSON document."""
@@ -46,12 +50,13 @@ class StageResult:
 
 @dataclass(kw_only=True)
 class Examination:
-    """What is known so far. Stages replace `case` with a fuller one; `tell` says a line to the user at once."""
+    """What is known so far. Stages replace `case` with a fuller one; `tell` and `progress` speak to the user."""
 
     job: Job
     case: Case = field(default_factory=Case)
     results: list[StageResult] = field(default_factory=list)
     tell: Callable[[str], None] = lambda text: None
+    progress: Callable[[str], None] = lambda text: None
     interrupted: bool = False
     out_of_budget: bool = False
 
@@ -97,13 +102,17 @@ def triage(
     *,
     done: Callable[[StageResult], None] = lambda result: None,
     tell: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Triage:
-    """Run the stages that the job asks for. `done` is called as each ends, `tell` with a line while one runs."""
+    """Run the stages that the job asks for.
+
+    `done` is called as each ends, `tell` with a line worth keeping, `progress` with one that the next may replace.
+    """
     from dsdoctor.stages import ALL
 
-    examination = Examination(job=job, tell=tell)
+    examination = Examination(job=job, tell=tell, progress=progress)
     for name in STAGES:
-        if job.stages and name not in job.stages:
+        if job.stages and name not in (*job.stages, *_ALWAYS):
             continue
         if job.remaining() <= 0:
             examination.out_of_budget = True

@@ -94,7 +94,7 @@ def test_a_spent_budget_ends_the_stages(job, replaced):
 
 def test_only_the_asked_stages(job, replaced):
     replaced()
-    assert names(triage.triage(job(stages=("comm", "environment")))) == ["environment", "comm"]
+    assert names(triage.triage(job(stages=("numerics", "comm")))) == ["environment", "config", "comm", "numerics"]
 
 
 def test_nothing_run_is_inconclusive(job, replaced):

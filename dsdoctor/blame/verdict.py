@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
-from dsdoctor.finding import Blame, Finding, FirstBad, Verdict
+from dsdoctor.finding import Blame, Finding, Verdict
 from dsdoctor.runs.facts import Run
 
 _ENVIRONMENT = ("environment/", "comm/", "memory/", "build/", "disk/", "hardware/", "nvme/")
@@ -28,7 +28,6 @@ _ENVIRONMENT_IDS = {
 }
 _DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _CONFIG = ("config/", "zero3/", "loss-scale/static")
-_PHASES = ("input", "parameter", "forward", "loss", "backward", "reduction", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +75,6 @@ def decide(case: Case, findings: Sequence[Finding]) -> Verdict:
         if verdict is not None:
             return verdict
     return _inconclusive(view)
-
-
-def first_bad(run: Run | None) -> FirstBad | None:
-    """The earliest non-finite value over the ranks: by step, micro-step, phase, then rank."""
-    found = [rank.first_bad for rank in run.ranks if rank.first_bad is not None] if run is not None else []
-    return min(found, key=lambda bad: (bad.step, bad.micro_step, _PHASES.index(bad.phase), bad.rank), default=None)
 
 
 def _view(case: Case, findings: Sequence[Finding]) -> View:
@@ -219,7 +212,7 @@ def _alike(one: Health | None, other: Health | None) -> bool:
 
 def _where(view: View) -> str:
     """The first non-finite value in words, if the detector found it."""
-    bad = first_bad(view.case.run("numerics"))
+    bad = view.case.first_bad
     if bad is None:
         return ""
     place = f"{bad.module or 'the model'} ({bad.tensor})"
@@ -228,5 +221,5 @@ def _where(view: View) -> str:
 
 def _blame(blame: Blame, view: View, text: str, confidence: float, culprit: tuple[str, ...] = ()) -> Verdict:
     summary = text[:1].upper() + text[1:].rstrip(".") + "."
-    bad = first_bad(view.case.run("numerics"))
+    bad = view.case.first_bad
     return Verdict(blame=blame, summary=summary, confidence=confidence, culprit=culprit, first_bad=bad)

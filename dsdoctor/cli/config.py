@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("config", metavar="DS_CONFIG")
     parser.add_argument("--script", metavar="TRAIN.py", help="who reads the config: tells whether 'auto' is resolved")
-    parser.add_argument("--world-size", type=positive, default=1, metavar="N", help="for the batch sizes (default 1)")
+    parser.add_argument("--world-size", type=positive, metavar="N", help="ranks, for the batch sizes")
     parser.add_argument("--deepspeed-version", metavar="V", help="judge for this release (default: the installed one)")
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         terminal = Terminal(sys.stdout)
         terminal.findings(findings)
-        judged = f"judged for DeepSpeed {facts.table_release or 'of an unknown release'}, world size {facts.world_size}"
+        ranks = f"world size {facts.world_size}" if facts.world_size else "any world size"
+        judged = f"judged for DeepSpeed {facts.table_release or 'of an unknown release'}, {ranks}"
         terminal.line(f"{'' if findings else 'nothing wrong; '}{judged}", style="dim")
     return code
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
@@ -27,33 +26,28 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dsdoctor.case import Case
-    from dsdoctor.diagnoses import diagnose
-    from dsdoctor.dsconfig import load_config
-    from dsdoctor.logs.read import Unreadable, read_logs
-    from dsdoctor.report.logs import sections
+    from dsdoctor.analysis import analyze_log
+    from dsdoctor.logs.read import Unreadable
 
-    config = load_config(Path(arguments.config)) if arguments.config else None
     try:
-        logs = read_logs(arguments.files, config=config.data if config is not None else None)
+        analysis = analyze_log(arguments.files, config=arguments.config)
     except Unreadable as error:
         raise CannotWork(str(error)) from None
-    case = Case(config=config, logs=logs)
-    findings = diagnose(case).findings
-    code = 1 if any(finding.severity == "error" for finding in findings) else 0
     if arguments.json:
-        from dsdoctor.report.document import document, dumps
+        from dsdoctor.report.document import dumps
 
-        print(dumps(document("log", exit_code=code, findings=findings, extra=sections(case))))
-        return code
+        print(dumps(analysis.to_dict()))
+        return analysis.exit_code
     from dsdoctor.report.terminal import Terminal
 
     terminal = Terminal(sys.stdout)
-    terminal.findings(findings)
-    terminal.line(f"\n{_understood(logs)}", style="dim")
-    for text in logs.unreadable:
+    terminal.findings(analysis.findings)
+    terminal.line(f"\n{_understood(analysis.logs)}", style="dim")
+    for text in analysis.logs.unreadable:
         terminal.line(f"not read: {text}", style="yellow")
-    return code
+    for broken in analysis.broken:
+        terminal.line(f"a rule of dsdoctor itself failed, please report it: {broken}", style="red")
+    return analysis.exit_code
 
 
 def _understood(logs: LogFacts) -> str:

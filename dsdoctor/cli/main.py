@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 
 import dsdoctor
-from dsdoctor.cli import comm, config, demo, env, explain, log, triage
+from dsdoctor.cli import blame, comm, config, demo, env, explain, log, nan, triage
 from dsdoctor.cli.errors import CannotWork
 
-COMMANDS = (triage, demo, log, config, comm, env, explain)
+COMMANDS = (triage, demo, log, config, comm, nan, blame, env, explain)
 
 EXIT_CODES = """exit codes:
   0 nothing wrong   1 at least one error found   2 dsdoctor could not do its work

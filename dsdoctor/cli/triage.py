@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from dsdoctor.cli.errors import CannotWork
@@ -20,7 +21,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("config", metavar="DS_CONFIG")
     parser.add_argument("script", metavar="TRAIN.py")
-    parser.add_argument("--stages", metavar="a,b", help="only these stages, by name")
+    parser.add_argument("--stages", metavar="a,b", help="only these stages (environment and config always run)")
     add_run_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -37,7 +38,8 @@ def examine(asked: Job, command: str, *, as_json: bool) -> int:
     from dsdoctor.triage import triage
 
     terminal = Terminal(sys.stderr if as_json else sys.stdout)
-    result = triage(asked, done=terminal.stage, tell=lambda text: terminal.line(f"    {text}", style="dim"))
+    tell = partial(terminal.line, style="dim")
+    result = triage(asked, done=terminal.stage, tell=tell, progress=terminal.progress)
     machine = result.case.machine
     built = document(
         command,

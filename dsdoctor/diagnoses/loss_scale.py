@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, remedies
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading, ScaleAttempt, read
@@ -219,14 +219,15 @@ class Collapse(Diagnosis):
         )
 
     def _fixes(self, case: Case, nan_loss: bool) -> tuple[Fix, ...]:
-        locate = Fix(text="find the first non-finite module: dsdoctor nan DS_CONFIG TRAIN.py")
         if nan_loss:
-            return (locate,)
+            return remedies.fixes(case)
         no_raise = Fix(
             text="do not raise initial_scale_power: what overflows at a small scale overflows at every larger one, "
             "so that costs more skipped steps and ends the same"
         )
-        return (_FP32 if context.bf16_supported(case) is False else _BF16, locate, no_raise)
+        precision = _FP32 if context.bf16_supported(case) is False else _BF16
+        place = [fix for fix in remedies.fixes(case) if fix.patch is None]
+        return (precision, *place, no_raise)
 
 
 class Static(Diagnosis):

@@ -53,7 +53,7 @@ class GpuOomInit(TextDiagnosis):
     When it could be wrong: other processes may hold the memory; compare "in use" in the message with what this process
     has allocated.
 
-    What to do: a higher ZeRO stage, offloading, more GPUs. `dsdoctor memory` computes what fits.
+    What to do: a higher ZeRO stage, offloading, more GPUs. `dsdoctor triage --stages memory` computes what fits.
     """
 
     id = "memory/gpu-oom-init"
@@ -61,7 +61,7 @@ class GpuOomInit(TextDiagnosis):
     title = "the GPU ran out of memory during set-up"
     forms = _DEVICE_FORMS
     cause = "the GPU ran out of memory while states were set up, before the first batch: the batch size plays no part"
-    fixes = (_MORE_SHARDING, Fix(text="compute what fits: dsdoctor memory DS_CONFIG --model MODEL"))
+    fixes = (_MORE_SHARDING, Fix(text="compute what fits: dsdoctor triage DS_CONFIG TRAIN.py --stages memory"))
     keys = ("zero_optimization.stage", "zero_optimization.offload_optimizer")
 
     def applies(self, failure: Failure, case: Case) -> bool:
@@ -179,8 +179,8 @@ class HostOomKill(Diagnosis):
     When it could be wrong: with the exit code alone a user, a watchdog or a scheduler may have sent the signal; the
     kernel log (`dmesg`), `memory.events` of the cgroup or the scheduler's accounting settle it.
 
-    What to do: `dsdoctor memory` computes the need; more memory or swap, `zero.Init` or low-memory loading, fewer ranks
-    while loading, NVMe instead of CPU offload.
+    What to do: `dsdoctor triage --stages memory` computes the need; more memory or swap, `zero.Init` or low-memory
+    loading, fewer ranks while loading, NVMe instead of CPU offload.
     """
 
     id = "memory/host-oom-kill"
@@ -193,7 +193,7 @@ class HostOomKill(Diagnosis):
         Form(message=r"DataLoader worker .* is killed by signal: Killed"),
     )
     _fixes = (
-        Fix(text="compute the need of the host: dsdoctor memory DS_CONFIG --model MODEL --host MEMORY"),
+        Fix(text="compute the need of the host: dsdoctor triage DS_CONFIG TRAIN.py --stages memory"),
         Fix(text="load the model once or sharded (zero.Init, low-memory loading), or with fewer ranks at a time"),
         Fix(text="more memory or swap for the host or container; offload to NVMe instead of the CPU"),
     )

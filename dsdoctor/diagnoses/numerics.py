@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, remedies
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Role
 from dsdoctor.logs.facts import LogFacts, Point, Series
 from dsdoctor.runs.facts import Run
 
-LOCATE = Fix(text="find the first non-finite module, its phase and cause: dsdoctor nan DS_CONFIG TRAIN.py")
 BF16_FAMILIES = re.compile(
     r"(?<![a-z])(?:m|um|flan-|long|by|code)?t5|bloom|pegasus|gemma|switch[-_]|palm|ul2", re.IGNORECASE
 )
@@ -73,7 +72,8 @@ class NanLoss(Diagnosis):
 
     def _found(self, case: Case, cause: str, proof: tuple[Evidence, ...], confidence: float) -> Finding:
         role: Role = "consequence" if _bad_input(case) is not None else "root"
-        return self.finding(cause=cause, evidence=proof, confidence=confidence, role=role, fixes=(LOCATE,))
+        proof = (*proof, *remedies.first_bad_evidence(case))
+        return self.finding(cause=cause, evidence=proof, confidence=confidence, role=role, fixes=remedies.fixes(case))
 
 
 class LossZeroIsNan(Diagnosis):
@@ -108,7 +108,10 @@ class LossZeroIsNan(Diagnosis):
             cause=f"the loss is exactly 0.0{where} and the gradient norm is {odd}: the Trainer's filter hides nan",
             evidence=tuple(point.evidence for point in zeros[:2]),
             confidence=0.9,
-            fixes=(Fix(text="set logging_nan_inf_filter=False in TrainingArguments to see the real loss"), LOCATE),
+            fixes=(
+                Fix(text="set logging_nan_inf_filter=False in TrainingArguments to see the real loss"),
+                *remedies.fixes(case),
+            ),
         )
 
 
@@ -143,7 +146,7 @@ class Bf16ModelInFp16(Diagnosis):
             cause=f"{named.text}, and fp16 cannot hold its activations",
             evidence=(*trouble, named),
             confidence=0.92,
-            fixes=(Fix(text=text, patch=patch), LOCATE),
+            fixes=(Fix(text=text, patch=patch), *remedies.fixes(case)),
             keys=("fp16.enabled",),
         )
 
@@ -204,7 +207,7 @@ class ZeroGradients(TextDiagnosis):
     caveat = "The assertion is the same for gradients that are nan and for gradients that are exactly zero."
     fixes = (
         Fix(text="look for a batch whose labels or attention mask are all masked (gradients exactly zero)"),
-        LOCATE,
+        remedies.LOCATE,
     )
 
 
@@ -313,7 +316,7 @@ class SilentSkip(Diagnosis):
                 evidence=(Evidence(source=run.leg, rank=rank.rank, step=skipped[0].index, text="step skipped"),),
                 confidence=0.95,
                 role="consequence",
-                fixes=(LOCATE,),
+                fixes=remedies.fixes(case),
             )
 
 
@@ -354,7 +357,7 @@ class OverlapCommRace(Diagnosis):
             caveat="A test, not a verdict: masked batches, attention kernels and the model itself look the same.",
             fixes=(
                 Fix(text="test: switch only overlap_comm off", patch={"zero_optimization": {"overlap_comm": False}}),
-                LOCATE,
+                remedies.LOCATE,
             ),
             keys=("zero_optimization.overlap_comm",),
         )
@@ -430,9 +433,7 @@ def _world_size(logs: LogFacts) -> int:
 
 def _bad_input(case: Case) -> FirstBad | None:
     """The first non-finite value, if it stood in the input of the model."""
-    run = case.run("numerics")
-    found = [rank.first_bad for rank in run.ranks if rank.first_bad is not None] if run is not None else []
-    first = min(found, key=lambda bad: (bad.step, bad.micro_step, bad.phase != "input", bad.rank), default=None)
+    first = case.first_bad
     return first if first is not None and first.phase == "input" else None
 
 

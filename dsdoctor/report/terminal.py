@@ -40,6 +40,11 @@ class Terminal:
     def line(self, text: str = "", style: str = "") -> None:
         self._console.print(Text(clean(text), style=style))
 
+    def progress(self, text: str) -> None:
+        """A line that the next one overwrites; nothing where the output is no terminal."""
+        if self._console.is_terminal:
+            self._console.print(Text(f"    {clean(text)}", style="dim"), end="\x1b[K\r")
+
     def stage(self, result: StageResult) -> None:
         """`[✓] comm  2 ranks over gloo, all values right (4.1 s)`."""
         mark, colour = _MARKS[result.status]
@@ -72,8 +77,15 @@ class Terminal:
             self.line(f"  → {fix.text}{patch}")
 
     def findings(self, findings: Sequence[Finding]) -> None:
+        """Errors and warnings in full; what is only good to know in one line each."""
         for finding in findings:
-            self.finding(finding)
+            if finding.severity != "info":
+                self.finding(finding)
+        notes = [finding for finding in findings if finding.severity == "info"]
+        if notes:
+            self.line("\ngood to know:", style="dim")
+        for note in notes:
+            self.line(f"  {note.id}: {note.cause}", style="dim")
 
     def verdict(self, verdict: Verdict) -> None:
         colour = "green" if verdict.blame == "healthy" else "yellow" if verdict.blame == "inconclusive" else "red"

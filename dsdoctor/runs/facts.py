@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dsdoctor.finding import FirstBad
+from dsdoctor.finding import PHASES, FirstBad
 from dsdoctor.loss_scale import LossScaleHistory
 
 Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "control-fp32", "numerics", "proof"]
@@ -170,6 +170,12 @@ class Run:
         """Why the plain engine could not play this script's part of DeepSpeed, empty where it could."""
         said = (f.message for f in self.failures if f.type.endswith("NotPlayed") or f.type.endswith("UnsupportedByPlain"))
         return next(said, "")
+
+    @property
+    def first_bad(self) -> FirstBad | None:
+        """The earliest non-finite value over the ranks: by step, micro-step, phase, then rank."""
+        found = [rank.first_bad for rank in self.ranks if rank.first_bad is not None]
+        return min(found, key=lambda bad: (bad.step, bad.micro_step, PHASES.index(bad.phase), bad.rank), default=None)
 
     @property
     def failures(self) -> tuple[Failure, ...]:

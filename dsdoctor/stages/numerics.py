@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dsdoctor.blame.health import judge
-from dsdoctor.blame.verdict import first_bad
 from dsdoctor.runs.facts import Run
 from dsdoctor.stages.legs import summary
 from dsdoctor.stages.observe import observe
@@ -27,7 +26,7 @@ def numerics(examination: Examination) -> StageResult:
         steps=step + 1 + _STEPS_AFTER,
     )
     examination.learn(runs=(*examination.case.runs, run))
-    bad = first_bad(run)
+    bad = run.first_bad
     if bad is None:
         why = "the detector saw no non-finite value before the run ended"
         return StageResult(name="numerics", status="warned", why=why, details=summary(run))

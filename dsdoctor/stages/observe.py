@@ -88,5 +88,5 @@ def _observed(examination: Examination, spec: RunSpec, plan: LaunchPlan, leg: Le
     job = examination.job
     before = listing(job.cwd, leave_out=job.folder.parent)
     limits = Limits(timeout=min(job.timeout, job.remaining()), stall=job.stall)
-    run = supervise(spec, plan, limits, leg, progress=examination.tell)
+    run = supervise(spec, plan, limits, leg, progress=lambda text: examination.progress(f"{leg}: {text}"))
     return replace(run, written=changed(before, listing(job.cwd, leave_out=job.folder.parent)))

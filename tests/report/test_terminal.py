@@ -60,3 +60,13 @@ def test_the_verdict_names_the_keys_to_change():
 
 def test_lone_surrogates_can_be_written():
     assert clean("a\udcffb").encode("utf-8")
+
+
+def test_progress_is_for_terminals_only():
+    assert shown(lambda t: t.progress("step 3 of 20")) == ""
+
+
+def test_what_is_only_good_to_know_takes_one_line():
+    note = Finding(id="a/note", severity="info", role="root", confidence=1, title="t", cause="small", evidence=())
+    text = shown(lambda t: t.findings([note]))
+    assert text.splitlines()[-1] == "  a/note: small"

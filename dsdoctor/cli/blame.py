@@ -1,0 +1,29 @@
+"""`dsdoctor blame DS_CONFIG TRAIN.py [-- args]`: with DeepSpeed and without it, who is to blame."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from dsdoctor.cli.options import add_output_options, add_run_options, job
+from dsdoctor.cli.triage import examine
+
+_STAGES = ("with-deepspeed", "without-deepspeed", "control-fp32")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "blame",
+        help="run the script with and without DeepSpeed",
+        description="Run the script with DeepSpeed and without it, and in fp32 where that tells more, and compare.",
+        usage="dsdoctor blame DS_CONFIG TRAIN.py [options] [-- script args]",
+    )
+    parser.add_argument("config", metavar="DS_CONFIG")
+    parser.add_argument("script", metavar="TRAIN.py")
+    add_run_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return examine(job(arguments, stages=_STAGES), "blame", as_json=arguments.json)

@@ -1,0 +1,67 @@
+"""What to do about a non-finite value, by what the detector knows of it; where it did not run, how to run it."""
+
+from __future__ import annotations
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.finding import Evidence, FirstBad, Fix
+
+LOCATE = Fix(text="find the first non-finite module, its phase and cause: dsdoctor nan DS_CONFIG TRAIN.py")
+_RANGE = ("overflow", "cast-overflow")
+_BY_CAUSE = {
+    "domain": "guard the operand of {op} in {module}: clamp it, or add an eps inside the log, root or division",
+    "backward-singularity": "keep {module} away from the point where its gradient has no limit: an eps inside the root "
+    "or norm, or where() on its input as well as on its output",
+    "masked-row": "a row of {module} is masked as a whole: drop such rows, or mask with a finite minimum",
+    "ignored-labels": "no label of the batch counts: drop such samples, or return a loss of zero for them",
+    "inf-minus-inf": "{module} subtracts infinities: look for what made them that large before it",
+    "lost-eps": "the eps in {module} is zero in this precision: a larger one",
+    "corrupted-weights": "the weights of {module} are not finite before they are used: look at the checkpoint and its "
+    "missing keys",
+    "exploded-weights": "the weights of {module} have grown out of all proportion: a lower learning rate, warm-up, "
+    "clipping",
+    "optimizer-born": "the optimizer step made the weights of {module} non-finite: check gradients before the step, "
+    "clip them",
+    "uninitialised": "{module} uses memory that nothing was written to",
+    "bad-input": "the batch itself is not finite: look at the sample",
+}
+
+
+def first_bad_evidence(case: Case) -> tuple[Evidence, ...]:
+    """What the detector named, as a piece of evidence."""
+    bad = case.first_bad
+    if bad is None:
+        return ()
+    op = f", in {bad.op}" if bad.op else ""
+    text = f"the first {bad.kind} is in the {bad.phase} of {_module(bad)}: {bad.tensor}{op} (cause: {bad.cause})"
+    return (Evidence(source="numerics", rank=bad.rank, step=bad.step, text=text),)
+
+
+def fixes(case: Case) -> tuple[Fix, ...]:
+    """The fixes for the first non-finite value of the case."""
+    bad = case.first_bad
+    if bad is None:
+        return (LOCATE,)
+    if bad.cause in _RANGE and context.precision(case) == "fp16":
+        return _wider_range(case, bad)
+    text = _BY_CAUSE.get(bad.cause)
+    if text is None:
+        return (Fix(text=f"look at the {bad.phase} of {_module(bad)}, where the first {bad.kind} stands"),)
+    return (Fix(text=text.format(op=bad.op or "the operation", module=_module(bad))),)
+
+
+def _wider_range(case: Case, bad: FirstBad) -> tuple[Fix, ...]:
+    """A value beyond fp16: bf16 where the device has it, else fp32, or fp32 for that module alone."""
+    if context.bf16_supported(case) is False:
+        patch = {"fp16": {"enabled": False}}
+        whole = Fix(text="train in fp32 (this device has no bf16)", patch=patch)
+    else:
+        patch = {"fp16": {"enabled": False}, "bf16": {"enabled": True}}
+        whole = Fix(text="train in bf16, whose range is that of fp32", patch=patch)
+    if not bad.module:
+        return (whole,)
+    return (whole, Fix(text=f"or keep {bad.module} in fp32: the patch of its forward is in the report"))
+
+
+def _module(bad: FirstBad) -> str:
+    return bad.module or "the model itself"
