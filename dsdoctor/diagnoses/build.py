@@ -226,7 +226,7 @@ class JitLock(Diagnosis):
         yield self.finding(
             cause=f"the log ends while extensions in {folder} are to be loaded, as with a stale lock file",
             evidence=(last.evidence(),),
-            confidence=0.6,
+            confidence=0.5,
             caveat="A first build takes minutes; a process that builds uses the CPU, one that waits does not.",
             fixes=(Fix(text=f"end the processes and delete the file lock in the extension's folder under {folder}"),),
         )

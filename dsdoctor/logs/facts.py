@@ -106,6 +106,8 @@ class LogFacts:
     last_progress: int | None = None
     """`order` of the last line that shows a training step done."""
     unreadable: tuple[str, ...] = ()
+    unfinished: tuple[tuple[str, int], ...] = ()
+    """Source and line of last lines that have no line end: more of them may be missing."""
 
     @property
     def cut_off(self) -> bool:

@@ -81,6 +81,8 @@ class Scanner:
                 reader.interrupt()
                 self._take(reader, keep=0)
             self._story.lines += self._line + self._unfinished
+            if self._unfinished:
+                self._story.unfinished.append((self._source.name, self._line + 1))
 
     def _scan(self, block: bytes) -> None:
         position = 0

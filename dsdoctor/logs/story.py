@@ -63,6 +63,7 @@ class Story:
     versions: dict[str, str] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
+    unfinished: list[tuple[str, int]] = field(default_factory=list)
     last: Place | None = None
     _order: int = 0
     _progress: int = 0
@@ -162,6 +163,7 @@ class Story:
             last_line=self.last.evidence(self.step) if self.last is not None else None,
             last_progress=self._last_progress,
             unreadable=tuple(self.unreadable),
+            unfinished=tuple(self.unfinished),
         )
 
     def _kept(self) -> list[_Candidate]:

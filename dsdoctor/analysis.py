@@ -1,0 +1,82 @@
+"""The diagnosis of logs as a whole: what `dsdoctor log` prints and `dsdoctor.analyze_log` returns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import diagnose
+from dsdoctor.dsconfig import load_config
+from dsdoctor.finding import Evidence, Finding
+from dsdoctor.logs.facts import LogFacts
+from dsdoctor.logs.read import read_logs
+
+DOUBTFUL = 0.5
+"""Confidence in what rests on a line that may not mean what it seems to."""
+GOES_ON = 5
+"""Lines after an exception of no known rank from which on its process hardly died of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogAnalysis:
+    """What logs say and what it means; `broken` holds the tracebacks of rules that crashed."""
+
+    logs: LogFacts
+    case: Case
+    findings: tuple[Finding, ...]
+    broken: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 with a finding of severity error, else 0."""
+        return 1 if any(finding.severity == "error" for finding in self.findings) else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `dsdoctor log --json`."""
+        from dsdoctor.report.document import document
+        from dsdoctor.report.logs import sections
+
+        return document("log", exit_code=self.exit_code, findings=self.findings, extra=sections(self.case))
+
+
+def analyze_log(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    config: str | os.PathLike[str] | None = None,
+) -> LogAnalysis:
+    """Read logs and diagnose them. A folder stands for all logs in it, `-` for standard input.
+
+    `config` is the ds_config of the job, where the log does not hold it. Raises `dsdoctor.logs.read.Unreadable` if
+    nothing can be read, `dsdoctor.dsconfig.ConfigUnreadable` for the config.
+    """
+    chosen = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    given = load_config(Path(config)) if config is not None else None
+    logs = read_logs(chosen, config=given.data if given is not None else None)
+    case = Case(config=given, logs=logs)
+    diagnosed = diagnose(case)
+    findings = tuple(_tempered(finding, logs) for finding in diagnosed.findings)
+    return LogAnalysis(logs=logs, case=case, findings=findings, broken=diagnosed.broken)
+
+
+def _tempered(finding: Finding, logs: LogFacts) -> Finding:
+    """A finding that rests on a line that may be cut off, or that nobody died of, is held for likely at most."""
+    doubt = next((doubt for evidence in finding.evidence if (doubt := _doubt(evidence, logs))), "")
+    if not doubt:
+        return finding
+    caveat = f"{finding.caveat} {doubt}" if finding.caveat else doubt
+    return replace(finding, confidence=min(finding.confidence, DOUBTFUL), caveat=caveat)
+
+
+def _doubt(evidence: Evidence, logs: LogFacts) -> str:
+    if (evidence.source, evidence.line) in logs.unfinished:
+        return "The log ends in the middle of this line."
+    if len(logs.sources) != 1 or logs.exits:
+        return ""
+    raised = (f for f in logs.failures if f.rank is None and (f.source, f.line) == (evidence.source, evidence.line))
+    if any(logs.lines - max(failure.message_lines, default=logs.lines) >= GOES_ON for failure in raised):
+        return "The log goes on after it, and ends without saying that a process has failed."
+    return ""
