@@ -117,7 +117,7 @@ class PeerFailure(Diagnosis):
             proof += timeouts_as_evidence(case)
         if proof:
             yield self.finding(
-                cause=f"{len(proof)} signs of ranks that stopped only because another rank had gone",
+                cause=f"ranks stopped only because another one had gone ({len(proof)} signs of it)",
                 evidence=tuple(proof[:MAX_EVIDENCE]),
                 confidence=0.9,
                 fixes=(Fix(text="read the first failing rank instead"),),

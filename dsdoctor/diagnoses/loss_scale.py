@@ -200,7 +200,7 @@ class Collapse(Diagnosis):
         settled = reading.pattern == "collapse"
         return self.finding(
             cause=text,
-            evidence=(*raised[:1], *_proof(history)),
+            evidence=tuple(dict.fromkeys((*raised[:1], *_proof(history)))),
             confidence=(0.9 if settled else 0.55),
             role="consequence" if nan_loss else "root",
             caveat=None if settled else "The record ends before the scale reached its floor.",

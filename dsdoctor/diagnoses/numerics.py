@@ -16,7 +16,7 @@ from dsdoctor.logs.facts import LogFacts, Point, Series
 from dsdoctor.runs.facts import Run
 
 BF16_FAMILIES = re.compile(
-    r"(?<![a-z])(?:m|um|flan-|long|by|code)?t5|bloom|pegasus|gemma|switch[-_]|palm|ul2", re.IGNORECASE
+    r"(?<![a-z])(?:m|um|flan-|long|by|code)?t5(?![a-z0-9])|bloom|pegasus|gemma|switch[-_]", re.IGNORECASE
 )
 """Families whose published weights were trained in bf16 and whose activations leave the range of fp16."""
 _ZEROS_THAT_COUNT = 3

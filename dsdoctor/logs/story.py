@@ -191,18 +191,18 @@ class Story:
         raised = next((f for f in failures if MINIMUM_REACHED in f.message), None)
         proof = None
         if raised is not None:
-            text = f"{raised.type}: {raised.message}"
-            proof = Evidence(source=raised.source, line=raised.line, rank=raised.rank, step=None, text=text[:MAX_TEXT])
-        loss = self._series.get("loss")
-        finite = None if loss is None else all(math.isfinite(point.value) for point in loss.build().points)
-        zeros = loss is not None and all(point.value == 0 for point in loss.build().points)
+            text = f"{raised.type}: {raised.message}".splitlines()[0]
+            proof = Evidence(source=raised.source, line=raised.line, rank=raised.rank, step=raised.step, text=text)
+        losses = [point.value for point in self._series["loss"].build().points] if "loss" in self._series else []
+        # The Trainer prints 0.0 for a loss that is not finite, so a 0.0 at the end says nothing.
+        known = bool(losses) and losses[-1] != 0
         return history(
             lines,
             config=self.config or {},
             precision=precision,
             steps_seen=self.steps_seen or None,
             raised=proof,
-            loss_finite=None if zeros else finite,
+            loss_finite=all(map(math.isfinite, losses)) if known else None,
             ended=end != "open",
         )
 
