@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context, remedies
+from dsdoctor.diagnoses import context, log_numbers, remedies
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Role
-from dsdoctor.logs.facts import LogFacts, Point, Series
+from dsdoctor.logs.facts import LogFacts
 from dsdoctor.runs.facts import Run
 
 BF16_FAMILIES = re.compile(
     r"(?<![a-z])(?:m|um|flan-|long|by|code)?t5(?![a-z0-9])|bloom|pegasus|gemma|switch[-_]", re.IGNORECASE
 )
 """Families whose published weights were trained in bf16 and whose activations leave the range of fp16."""
-_ZEROS_THAT_COUNT = 3
-_STAYS_BAD = 3
 
 
 class NanLoss(Diagnosis):
@@ -53,7 +50,7 @@ class NanLoss(Diagnosis):
             yield from self._in_logs(case, case.logs)
 
     def _in_logs(self, case: Case, logs: LogFacts) -> Iterator[Finding]:
-        bad = _first_bad_point(case, logs)
+        bad = log_numbers.first_bad_point(case, logs)
         if bad is None:
             yield from self._skipped(case)
             return
@@ -97,10 +94,10 @@ class LossZeroIsNan(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         logs = case.logs
         loss = logs.series_of("loss") if logs is not None else None
-        zeros = _zeros_at_the_end(loss) if loss is not None else ()
-        if logs is None or len(zeros) < _ZEROS_THAT_COUNT:
+        zeros = log_numbers.zeros_at_the_end(loss) if loss is not None else ()
+        if logs is None or len(zeros) < log_numbers.ZEROS_THAT_COUNT:
             return
-        odd = _odd_norms(logs.series_of("grad_norm"), zeros[0])
+        odd = log_numbers.odd_norms(logs.series_of("grad_norm"), zeros[0])
         if odd is None:
             return
         where = f" from step {zeros[0].step:g} on" if zeros[0].step is not None else ""
@@ -343,11 +340,11 @@ class OverlapCommRace(Diagnosis):
         logs = case.logs
         if logs is None or context.stage(case) not in (1, 2):
             return
-        if context.config_value(case, "zero_optimization.overlap_comm") is not True or _world_size(logs) < 2:
+        if context.config_value(case, "zero_optimization.overlap_comm") is not True or log_numbers.world_size(logs) < 2:
             return
         norms, loss = logs.series_of("grad_norm"), logs.series_of("loss")
-        zeros = _zeros_at_the_end(loss) if loss is not None else ()
-        sentinel = _sentinel(norms, zeros[0]) if norms is not None and zeros else None
+        zeros = log_numbers.zeros_at_the_end(loss) if loss is not None else ()
+        sentinel = log_numbers.sentinel(norms, zeros[0]) if norms is not None and zeros else None
         if sentinel is None:
             return
         yield self.finding(
@@ -361,74 +358,6 @@ class OverlapCommRace(Diagnosis):
             ),
             keys=("zero_optimization.overlap_comm",),
         )
-
-
-def _first_bad_point(case: Case, logs: LogFacts) -> tuple[str, Point | None, Point] | None:
-    """The first non-finite loss, or gradient norm where no loss scale explains it, with the finite value before."""
-    found: list[tuple[str, Point | None, Point]] = []
-    for name in ("loss", "grad_norm") if _norm_counts(case, logs) else ("loss",):
-        series = logs.series_of(name)
-        points = series.points if series is not None else ()
-        for before, point in zip((None, *points), points, strict=False):
-            if not math.isfinite(point.value):
-                found.append((f"the {name.replace('_', ' ')}", before, point))
-                break
-    return min(found, key=lambda item: item[2].evidence.line or 0, default=None)
-
-
-def _norm_counts(case: Case, logs: LogFacts) -> bool:
-    """True if a gradient norm that is not finite cannot be the search for a loss scale."""
-    if any(history.precision == "fp16" for history in context.histories(case)):
-        return False
-    precision = context.precision(case)
-    if precision is not None:
-        return precision != "fp16"
-    norms = logs.series_of("grad_norm")
-    last = norms.points[-_STAYS_BAD:] if norms is not None else ()
-    return len(last) == _STAYS_BAD and not any(math.isfinite(point.value) for point in last)
-
-
-def _zeros_at_the_end(loss: Series) -> tuple[Point, ...]:
-    """The losses of exactly 0.0 that the series ends with."""
-    count = 0
-    for point in reversed(loss.points):
-        if point.value != 0.0:
-            break
-        count += 1
-    return loss.points[len(loss.points) - count :] if count else ()
-
-
-def _odd_norms(norms: Series | None, first: Point) -> str | None:
-    """What is odd about the gradient norms from that line on: not finite, zero, or frozen."""
-    values = _values_from(norms, first)
-    if len(values) < _ZEROS_THAT_COUNT:
-        return None
-    if all(not math.isfinite(value) for value in values):
-        return "not finite"
-    if all(value == 0 for value in values):
-        return "0"
-    return f"frozen at {values[0]:.6g}" if len(set(values)) == 1 else None
-
-
-def _sentinel(norms: Series, first: Point) -> float | None:
-    """The frozen norm if it is the square root of a small integer, which is how non-finite groups are counted."""
-    values = set(_values_from(norms, first))
-    if len(values) != 1:
-        return None
-    value = values.pop()
-    near = math.isfinite(value) and value >= 1 and abs(value**2 - round(value**2)) < 1e-3 and round(value**2) <= 64
-    return value if near else None
-
-
-def _values_from(series: Series | None, first: Point) -> list[float]:
-    line = first.evidence.line or 0
-    points = series.points if series is not None else ()
-    return [p.value for p in points if p.evidence.source == first.evidence.source and (p.evidence.line or 0) >= line]
-
-
-def _world_size(logs: LogFacts) -> int:
-    sizes = [int(event.fields["size"]) for event in logs.of_kind("world-size") if event.fields.get("size")]
-    return max([*sizes, len(logs.ranks)], default=0)
 
 
 def _bad_input(case: Case) -> FirstBad | None:
@@ -478,7 +407,7 @@ def _numeric_trouble(case: Case) -> tuple[Evidence, ...] | None:
         if context.read(case, history).pattern == "collapse":
             floor = next((a for a in history.attempts if a.scale <= (history.floor or 1)), history.attempts[-1])
             return (floor.evidence,) if floor.evidence is not None else ()
-    if case.logs is not None and (bad := _first_bad_point(case, case.logs)) is not None:
+    if case.logs is not None and (bad := log_numbers.first_bad_point(case, case.logs)) is not None:
         return (bad[2].evidence,)
     return None
 

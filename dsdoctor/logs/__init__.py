@@ -1,0 +1,1 @@
+"""Training logs: source, unwrap, scan, story, and the facts that come of them."""
