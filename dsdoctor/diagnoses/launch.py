@@ -327,7 +327,7 @@ class SshOrHostfile(TextDiagnosis):
         Form(message=r"(?i)hostfile .*(?:not formatted correctly|is empty|does not exist|multiple entries|contains)"),
         Form(message=r"(?i)not reachable via ssh|setup passwordless ssh"),
         Form(message=r"launcher '\w+' not installed"),
-        Form(message=r"(?i)host '.*' does not appear in the hostfile|is not found in hostfile|No slot '"),
+        Form(message=r"not found in hostfile|No slot '\S+' specified on host|no extra nodes available via hostfile"),
     )
     kinds = ("ssh-failed",)
     cause = "a host of the hostfile cannot be used or reached over ssh"

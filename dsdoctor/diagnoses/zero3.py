@@ -152,6 +152,7 @@ class InflightParams(TextDiagnosis):
         Form(message=r"still have inflight params|tracing error at step \d+"),
         Form(message=r"expected param .* to (?:be|not be) (?:available|inflight|released)|expected to be released"),
         Form(message=r"already in registry|Cannot free a ZeRO-3 parameter while it is still active"),
+        Form(message=r"attempted to (?:add non-inflight parameter|invalidate already invalid trace|record trace)"),
         Form(types=("AssertionError",), message=r"'status': '?(?:NOT_AVAILABLE|INFLIGHT|AVAILABLE)"),
     )
     cause = "ZeRO-3 found a parameter in another state than its trace of the modules expects"

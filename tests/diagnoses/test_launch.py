@@ -67,6 +67,9 @@ POSITIVE = {
     "launch/ssh-or-hostfile": [
         log_failure("RuntimeError", "Using hostfile at h but host=n1 was not reachable via ssh."),
         log_failure("ValueError", "Hostfile hosts.txt is not formatted correctly, unable to proceed with training."),
+        log_failure("ValueError", "Hostfile contains a bad entry: worker-0:4, unable to proceed with launching"),
+        log_failure("ValueError", "Hostname 'worker-7' not found in hostfile"),
+        log_failure("RuntimeError", "launcher 'pdsh' not installed."),
         log(event("ssh-failed")),
     ],
 }  # fmt: skip
