@@ -54,7 +54,7 @@ _COMPILERS = {
     "ld",
 }
 _SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
-_TAIL_LINES = 12
+_TAIL_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,10 +292,14 @@ def _clear(folder: Path) -> None:
 
 
 def _last_words(folder: Path) -> str:
-    """The last lines that the launcher printed, without torchrun's summary of it all, which names no cause."""
+    """The last lines that the launcher printed.
+
+    Left out are the frames of tracebacks (the line after them says it) and torchrun's summary, which names no cause.
+    """
     lines = _tail(folder / LAUNCHER_OUTPUT, lines=200).splitlines()
     summary = next((at for at, line in enumerate(lines) if _SUMMARY.search(line)), len(lines))
-    return "\n".join(dict.fromkeys((lines[:summary] or lines)[-_TAIL_LINES:]))
+    told = [line for line in lines[:summary] or lines if not line.startswith((" ", "Traceback "))]
+    return "\n".join(list(dict.fromkeys(told))[-_TAIL_LINES:])
 
 
 def _tail(path: Path, lines: int) -> str:
