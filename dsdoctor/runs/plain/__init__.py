@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dsdoctor.runs.plain.engine import PlainEngine
-from dsdoctor.runs.plain.errors import MissingMember, NotPlayed, UnsupportedByPlain
+from dsdoctor.runs.plain.errors import MemberNotPlayed, NotPlayed, UnsupportedByPlain
 
-__all__ = ["MissingMember", "NotPlayed", "PlainEngine", "UnsupportedByPlain", "initialize"]
+__all__ = ["MemberNotPlayed", "NotPlayed", "PlainEngine", "UnsupportedByPlain", "initialize"]
 
 
 def initialize(

@@ -2,12 +2,11 @@
 
 Data parallelism is an all-reduce of the gradients where accumulation ends (`gradients` says why not DDP), low precision
 is a cast model with fp32 masters, and the methods are those that training scripts, Transformers, Accelerate and
-Lightning call. Whatever else DeepSpeed's engine has raises `MissingMember`.
+Lightning call. Whatever else DeepSpeed's engine has raises `MemberNotPlayed`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -18,8 +17,9 @@ from torch.optim import Optimizer
 
 from dsdoctor.runs.plain import checkpoint, optimizers, precision, process, schedules, settings
 from dsdoctor.runs.plain.data import PlainLoader
-from dsdoctor.runs.plain.errors import MissingMember, NotPlayed
+from dsdoctor.runs.plain.errors import MemberNotPlayed, NotPlayed
 from dsdoctor.runs.plain.gradients import Gradients
+from dsdoctor.runs.plain.members import deepspeed_members
 from dsdoctor.runs.plain.queries import Queries
 from dsdoctor.runs.plain.scaler import loss_scale
 from dsdoctor.runs.plain.stepping import PlainOptimizer
@@ -358,7 +358,7 @@ class PlainEngine(Queries, nn.Module):
         """Attributes of the model pass through; what only DeepSpeed's engine has says so.
 
         Raises:
-            MissingMember: an attribute of DeepSpeed's engine that is not played here.
+            MemberNotPlayed: an attribute of DeepSpeed's engine that is not played here.
         """
         try:
             return super().__getattr__(name)
@@ -366,13 +366,9 @@ class PlainEngine(Queries, nn.Module):
             module = self.__dict__.get("_modules", {}).get("module")
             if module is not None and hasattr(module, name):
                 return getattr(module, name)
-        if hasattr(_deepspeed_engine(), name):
-            raise MissingMember(f"engine.{name} has no plain counterpart")
+        if name in deepspeed_members():
+            raise MemberNotPlayed(f"engine.{name} has no plain counterpart")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-
-
-def _deepspeed_engine() -> Any:
-    return getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
 
 
 def _assert_loss(loss: Any) -> None:

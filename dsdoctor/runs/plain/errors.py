@@ -2,7 +2,7 @@
 
 NotPlayed            the script or config needs something that only DeepSpeed has
 ├ UnsupportedByPlain a DeepSpeed optimizer that has no plain counterpart here
-└ MissingMember      an attribute of DeepSpeed's engine (an AttributeError too, so that `hasattr` says no)
+└ MemberNotPlayed      an attribute of DeepSpeed's engine (an AttributeError too, so that `hasattr` says no)
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ class UnsupportedByPlain(NotPlayed):
     """An optimizer of DeepSpeed's own that is not rebuilt here."""
 
 
-class MissingMember(NotPlayed, AttributeError):
+class MemberNotPlayed(NotPlayed, AttributeError):
     """A method or attribute of DeepSpeed's engine that the plain engine lacks."""

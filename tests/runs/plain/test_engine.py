@@ -347,12 +347,18 @@ def test_attributes_of_the_model_pass_through() -> None:
 
 
 def test_what_only_deepspeed_has_says_so_and_hasattr_says_no() -> None:
-    import deepspeed  # noqa: F401
-
     engine = start()
     with pytest.raises(plain.NotPlayed, match=r"engine\.offload_states has no plain counterpart"):
         _ = engine.offload_states
     assert not hasattr(engine, "offload_states")
+
+
+def test_it_says_so_with_the_plain_engine_in_deepspeed_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepspeed.runtime.engine.DeepSpeedEngine", plain.PlainEngine)
+    engine = start()
+    for name in ("offload_states", "tput_timer"):
+        with pytest.raises(plain.NotPlayed, match=name):
+            getattr(engine, name)
 
 
 def test_refuses_a_pipeline_and_partitioned_parameters() -> None:
