@@ -43,6 +43,11 @@ def innermost(frames: Sequence[Frame]) -> Owner | None:
     return owner(frames[-1]) if frames else None
 
 
+def caller_of_torch(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost line that is not torch's own: the one that raised, or that called the torch function that did."""
+    return next((frame for frame in reversed(frames) if owner(frame) != "torch"), None)
+
+
 def passes_through(frames: Sequence[Frame], pattern: str) -> bool:
     """True if a line's `file:function:text` matches the regular expression."""
     return any(re.search(pattern, f"{frame.file}:{frame.function}:{frame.text}") for frame in frames)

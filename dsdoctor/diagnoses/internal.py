@@ -12,7 +12,7 @@ from dsdoctor.diagnoses.explained import explained
 from dsdoctor.diagnoses.forms import users_lines
 from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Finding, Fix
-from dsdoctor.frames import innermost
+from dsdoctor.frames import caller_of_torch, owner
 from dsdoctor.runs.facts import Failure
 
 _CHECK_TYPES = {
@@ -30,10 +30,12 @@ _CHECK_TYPES = {
 class InternalError(Diagnosis):
     """DeepSpeed fails inside its own code with a model that plain PyTorch trains.
 
-    What it is: the innermost line of the traceback is DeepSpeed's, and it is not one of its checks of what the user
-    asked for: complex or zero-dimensional parameters, for instance, end in an error of that kind in 0.19.8.
+    What it is: the innermost line of the traceback is DeepSpeed's (or torch's, called from there), and it is not one of
+    its checks of what the user asked for: complex or zero-dimensional parameters, for instance, end in an error of that
+    kind in 0.19.8.
 
-    What proves it: the traceback, and the same script passing without DeepSpeed. From a log alone it is an assumption.
+    What proves it: the traceback, and the same script passing without DeepSpeed. From a log alone it is an assumption,
+    made only where the innermost line itself is DeepSpeed's.
 
     When it could be wrong: wrong arguments can fail deep inside, too, without a proper message.
 
@@ -46,19 +48,20 @@ class InternalError(Diagnosis):
     title = "DeepSpeed failed inside its own code"
 
     def _holds(self, failure: Failure, case: Case) -> bool:
-        if innermost(failure.frames) != "deepspeed" or explained(failure, case):
+        place = caller_of_torch(failure.frames)
+        if place is None or owner(place) != "deepspeed" or explained(failure, case):
             return False
-        plain = case.run("without-deepspeed")
         if context.own_run(case) is None:
-            return not is_check(failure)
+            return place is failure.frames[-1] and not is_check(failure)
+        plain = case.run("without-deepspeed")
         return plain is not None and not plain.not_played and not judge(plain).failed
 
     def examine(self, case: Case) -> Iterator[Finding]:
         own = next((failure for failure in context.failures(case) if not is_peer_failure(failure)), None)
-        if own is None or not self._holds(own, case):
+        place = caller_of_torch(own.frames) if own is not None else None
+        if own is None or place is None or not self._holds(own, case):
             return
         proved = context.own_run(case) is not None
-        place = own.frames[-1]
         yield self.finding(
             cause=f"DeepSpeed raised {own.type} in {place.file}:{place.line} ({place.function})"
             + (", and the same script passes without DeepSpeed" if proved else ""),

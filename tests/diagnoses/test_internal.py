@@ -5,7 +5,7 @@ import pytest
 from dsdoctor.case import Case
 from dsdoctor.runs.facts import Frame
 from tests.diagnoses.examples import found
-from tests.diagnoses.making import ENGINE, INITIALIZE, USER, failed, failure, log_failure, run, steps
+from tests.diagnoses.making import ENGINE, INITIALIZE, MODULE, TORCH, USER, failed, failure, log_failure, run, steps
 
 PARTITION = Frame(
     file="/env/lib/python3.11/site-packages/deepspeed/runtime/zero/stage_1_and_2.py",
@@ -22,13 +22,20 @@ def with_plain(told, plain):
 
 
 POSITIVE = {
-    "deepspeed/internal-error": [with_plain(INDEX, PASSES), with_plain(CHECK, PASSES), log_failure(*INDEX)],
+    "deepspeed/internal-error": [
+        with_plain(INDEX, PASSES),
+        with_plain(CHECK, PASSES),
+        with_plain(("RuntimeError", "not implemented for 'ComplexFloat'", USER, PARTITION, TORCH), PASSES),
+        log_failure(*INDEX),
+    ],
 }
 NEGATIVE = {
     "deepspeed/internal-error": [
         failed(*INDEX),
         with_plain(INDEX, run(failure("IndexError", "tuple index out of range", USER), leg="without-deepspeed")),
         log_failure(*CHECK),
+        log_failure("RuntimeError", "not implemented for 'ComplexFloat'", USER, PARTITION, TORCH),
+        with_plain(("RuntimeError", "sizes do not match", USER, ENGINE, MODULE, USER, TORCH), PASSES),
         log_failure("IndexError", "tuple index out of range", USER, ENGINE, USER),
         with_plain(("AssertionError", "Check batch related parameters. train_batch_size is not equal to "
                     "micro_batch_per_gpu * gradient_acc_step * world_size 50 != 4 * 3 * 2", INITIALIZE), PASSES),
