@@ -97,6 +97,15 @@ def do_orphan(trace: TraceWriter, folder: Path) -> None:
     trace.finish(0)
 
 
+def do_orphan_and_hang(trace: TraceWriter, folder: Path) -> None:
+    do_orphan(trace, folder)
+    wait_for_the_others()
+
+
+def do_sigstop(trace: TraceWriter, folder: Path) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def do_shared_memory(trace: TraceWriter, folder: Path) -> None:
     """Makes a segment, and is killed before it could remove it."""
     from multiprocessing import resource_tracker
@@ -105,7 +114,7 @@ def do_shared_memory(trace: TraceWriter, folder: Path) -> None:
     segment = SharedMemory(create=True, size=4096)
     resource_tracker.unregister(f"/{segment.name}", "shared_memory")
     (folder / "segment.txt").write_text(segment.name)
-    time.sleep(2)
+    time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsdoctor.runs import launcher, supervise
+from dsdoctor.runs import launcher, stacks, supervise
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.leftovers import marked_pids
@@ -110,10 +110,27 @@ def test_abort_after_the_work_is_done_proves_nothing(run_ranks: RunRanks) -> Non
 
 
 def test_time_limit_ends_even_ranks_and_grandchildren_that_ignore_requests(run_ranks: RunRanks) -> None:
-    run = run_ranks("hang-deaf", "hang-deaf", timeout=8)
+    run = run_ranks("hang-deaf", "hang-deaf", timeout=5)
 
     assert run.outcome == "timeout"
     assert all(rank.stack for rank in run.ranks)
+
+
+def test_rank_that_never_begins_is_shown_as_such(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_FIRST_LINE_SECONDS", 4.0)
+
+    run = run_ranks("finish", "hang-before-start", stall=1)
+
+    assert (run.outcome, run.ranks[1].last_phase, run.ranks[1].stack) == ("hung", "not started", ())
+
+
+def test_stopped_process_is_told_from_one_that_waits(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_ANSWER_SECONDS", 0.5)
+
+    run = run_ranks("sigstop", stall=1)
+
+    assert run.outcome == "hung"
+    assert run.extra["states"] == {0: "T"}
 
 
 def test_daemon_of_a_script_does_not_outlive_the_run(run_ranks: RunRanks) -> None:
@@ -160,6 +177,7 @@ def test_child_that_cannot_be_imported_is_a_result(run_ranks: RunRanks, monkeypa
     run = run_ranks("stop")
 
     assert run.outcome == "not-started"
+    assert run.why.endswith("No module named no_such_module_anywhere")
 
 
 def test_port_taken_between_choice_and_use_is_tried_again(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +200,7 @@ from test_supervise import order
 from dsdoctor.runs import supervise
 supervise.CHILD = "fake_rank"
 plan = supervise.LaunchPlan(nproc=2, device="cpu")
-spec = order(Path({folder!r}), {{"0": "hang-deaf", "1": "hang"}})
+spec = order(Path({folder!r}), {{"0": "hang", "1": "orphan-and-hang"}})
 try:
     supervise.supervise(spec, plan, supervise.Limits(), "with-deepspeed")
 except KeyboardInterrupt:
@@ -190,9 +208,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 3), (signal.SIGTERM, 3), (signal.SIGHUP, 3), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 3), (signal.SIGTERM, 3), (signal.SIGKILL, -9)])
 def test_end_of_dsdoctor_ends_every_process(tmp_path: Path, number: signal.Signals, code: int) -> None:
     folder = tmp_path / "run"
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
@@ -218,3 +234,25 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def test_script_of_a_user_under_the_real_child(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "print('hello from', os.environ['RANK'], sys.argv[1:])\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    raise ValueError('bad sample')\n"
+        "time.sleep(600)\n"
+    )
+    folder = tmp_path / "run"
+    spec = RunSpec(script=str(script), args=("--lr", "1"), cwd=str(tmp_path), folder=str(folder), config={})
+
+    run = supervise.supervise(spec, LaunchPlan(nproc=2, device="cpu"), Limits(timeout=60), "probe")
+
+    assert (run.outcome, run.why) == ("raised", "rank 1 raised ValueError: bad sample")
+    failure = run.failures[0]
+    assert (failure.rank, failure.frames[-1].line, failure.frames[-1].file) == (1, 4, str(script))
+    assert run.ranks[0].ended_by_us
+    assert (folder / "stdout-rank0.txt").read_text() == "hello from 0 ['--lr', '1']\n"
+    assert marked_pids(folder) == set()
