@@ -7,7 +7,10 @@ of its own never reaches the user's code: it is kept in `problems`.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import sys
+import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -103,7 +106,10 @@ class Detector:
         self._output_bad = False
         self._low_precision = False
         self._wrapped = Wrapped(self._engine, backward=self._around_backward, step=self._around_step)
+        self._rank = engines.rank()
         self._attached = True
+        self._at_exit = functools.partial(_detach, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     # ------------------------------------------------------------------ life
 
@@ -112,6 +118,7 @@ class Detector:
         if not self._attached:
             return
         self._attached = False
+        atexit.unregister(self._at_exit)
         if self._output_bad:
             self._publish(self._ledger.earliest())
         self._forward.detach()
@@ -136,7 +143,7 @@ class Detector:
         if event is None or self.first_bad is not None:
             return
         event = self._with_growth(event)
-        rank = engines.rank()
+        rank = engines.rank() or self._rank
         self.first_bad = event.first_bad(rank)
         self._forward.suspecting = False
         patch = fp32_patch(event, self._class_names.get(event.module, ""))
@@ -148,11 +155,8 @@ class Detector:
     def _with_growth(self, event: Event) -> Event:
         """An overflow of weights that grew out of all bounds since the first step is the weights' doing."""
         growth = self._forward.weights.growth()
-        if (
-            growth is None
-            or event.phase != "forward"
-            or event.origin.cause in ("domain", "masked-row", "ignored-labels")
-        ):
+        from_values = event.origin.cause in ("overflow", "inf-minus-inf", "unknown")
+        if growth is None or event.phase not in ("forward", "loss") or not from_values:
             return event
         detail = f"the largest weight is {growth:.3g} times what it was in the first step; {event.origin.detail}"
         return event.explained(replace(event.origin, cause="exploded-weights", detail=detail.rstrip("; ")))
@@ -261,7 +265,7 @@ class Detector:
         before = self._guarded(self._before_step)
         try:
             result = original(*args, **kwargs)
-        except Exception:
+        except BaseException:
             if before is not None:
                 self._guarded(self._step_raised, before)
             raise
@@ -307,9 +311,13 @@ class Detector:
         )
 
     def _step_raised(self, before: _BeforeStep) -> None:
+        """The call raised: after the step (an observer that ends the run), or for want of a lower loss scale."""
+        if engines.steps_taken(self._engine) != before.taken:
+            self._after_step(before)
+            return
         optimizer = getattr(self._engine, "optimizer", None)
-        if getattr(optimizer, "overflow", False) is True and before.scale.dynamic and not before.scale.searching:
-            self._publish(self._ledger.step_overflowed(self._reduction(before), searching=False))
+        if getattr(optimizer, "overflow", False) is True and before.scale.dynamic:
+            self._publish(self._ledger.search_failed(self._reduction(before)))
 
     def _after_step(self, before: _BeforeStep) -> None:
         if not (before.boundary or engines.steps_taken(self._engine) != before.taken):
@@ -389,6 +397,13 @@ def attach(
         mode=mode,
         on_first_bad=on_first_bad,
     )
+
+
+def _detach(detector: weakref.ref[Detector]) -> None:
+    """At the end of the process: what a script stopped on may still be undecided."""
+    living = detector()
+    if living is not None:
+        living.detach()
 
 
 def _print_report(_: FirstBad, report: str, patch: str) -> None:

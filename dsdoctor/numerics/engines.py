@@ -63,25 +63,21 @@ def rank() -> int:
 
 
 def loss_scale(engine: Any) -> Scale:
-    """The scale in force. 1 where nothing scales."""
-    scaler = getattr(engine, "torch_autocast_z0_gradscaler", None)
-    if scaler is not None and callable(getattr(scaler, "get_scale", None)):
-        return Scale(value=float(scaler.get_scale()), dynamic=True, floor=1.0)
+    """The scale in force, 1 where nothing scales. A scale of which nobody says that it is static counts as dynamic."""
     optimizer = getattr(engine, "optimizer", None)
-    for holder in _holders(optimizer):
+    for scaler in (
+        getattr(engine, "torch_autocast_z0_gradscaler", None),
+        getattr(optimizer, "torch_autocast_gradscaler", None),
+    ):
+        if scaler is not None and callable(getattr(scaler, "get_scale", None)):
+            return Scale(value=float(scaler.get_scale()), dynamic=True, floor=1.0)
+    for holder in (getattr(optimizer, "loss_scaler", None), getattr(optimizer, "loss_scale_config", None), optimizer):
         value = getattr(holder, "cur_scale", None)
         if isinstance(value, (int, float)):
-            dynamic = bool(getattr(holder, "dynamic", False) or getattr(holder, "dynamic_loss_scale", False))
+            dynamic = getattr(holder, "dynamic", getattr(holder, "dynamic_loss_scale", True))
             floor = getattr(holder, "min_scale", None) or getattr(holder, "min_loss_scale", None) or 1.0
-            return Scale(value=float(value), dynamic=dynamic, floor=float(floor))
+            return Scale(value=float(value), dynamic=bool(dynamic), floor=float(floor))
     return Scale(value=1.0, dynamic=False, floor=1.0)
-
-
-def _holders(optimizer: Any) -> Iterator[Any]:
-    """Where the releases keep the scale: the ZeRO scaler object, the stage-0 wrappers' config, the wrapper itself."""
-    for holder in (getattr(optimizer, "loss_scaler", None), getattr(optimizer, "loss_scale_config", None), optimizer):
-        if holder is not None:
-            yield holder
 
 
 def skipped_steps(engine: Any) -> int:

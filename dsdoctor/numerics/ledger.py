@@ -94,6 +94,11 @@ class Ledger:
         self._seen_fine.clear()
         return fault
 
+    def search_failed(self, reduction: Event | None) -> Event | None:
+        """The engine gave up at its lowest loss scale: what waited for the search was no matter of scale."""
+        last = reduction or (self._waiting[-1] if self._waiting else None)
+        return None if last is None else self._since(last)
+
     def _since(self, event: Event) -> Event:
         """The same trouble's first sight in the unbroken run of overflows that ends with `event`."""
         return next((e for e in self._waiting if e.place == event.place), event)

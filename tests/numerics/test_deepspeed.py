@@ -31,7 +31,13 @@ def one_rank() -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port).items():
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }.items():
         patch.setenv(name, value)
     if get_accelerator().device_name() == "cpu":
         patch.setattr(type(get_accelerator()), "is_fp16_supported", lambda self: True)
@@ -64,7 +70,9 @@ def initialize(model: nn.Module, settings: dict[str, Any]) -> Any:
     return deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=settings)[0]
 
 
-def run(engine: Any, data: list[Tensor], **options: Any) -> tuple[Detector, list[tuple[FirstBad, str, str]], list[float]]:
+def run(
+    engine: Any, data: list[Tensor], **options: Any
+) -> tuple[Detector, list[tuple[FirstBad, str, str]], list[float]]:
     hits: list[tuple[FirstBad, str, str]] = []
     losses = []
     dtype = next(engine.module.parameters()).dtype
@@ -96,7 +104,9 @@ def test_healthy_run_is_silent_and_frames_hold_whole_weights(stage: int) -> None
             frames = detector._frames.last()
             engine.step()
     rows = {row.label: row.range for frame in frames for row in frame.rows if frame.name == "first"}
-    assert rows["weight"] is not None and rows["weight"].high > 0, "gathered, not of size 0"
+    weight = rows["weight"]
+    assert weight is not None, "gathered, not of size 0"
+    assert weight.high > 0
     assert (seen, detector.problems) == ([], [])
 
 
@@ -153,10 +163,14 @@ def test_gradients_bad_at_every_scale(stage: int) -> None:
 
     engine = initialize(Net(Singular()), config(stage, "fp16", fp16={"initial_scale_power": 2, "hysteresis": 1}))
     hits: list[FirstBad] = []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)), pytest.raises(Exception, match="minimum"):
+
+    def until_the_floor() -> None:
         for batch in batches(12):
             engine.backward(engine(batch.half()).float().mean())
             engine.step()
+
+    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)), pytest.raises(Exception, match="minimum"):
+        until_the_floor()
     assert (hits[0].step, hits[0].phase, hits[0].module) == (0, "backward", "middle")
 
 
@@ -196,8 +210,26 @@ def test_input_that_overflows_in_the_engines_cast() -> None:
     assert (hits[0].phase, hits[0].kind, hits[0].cause) == ("input", "inf", "cast-overflow")
 
 
+def plain(model: nn.Module, settings: dict[str, Any]) -> Any:
+    from dsdoctor.runs import plain
+
+    return plain.initialize(model=model, model_parameters=list(model.parameters()), config=settings)[0]
+
+
+def test_the_plain_engine_is_understood_as_well() -> None:
+    """Scale search silent, a bad batch found at its step, as on DeepSpeed."""
+    fp16 = config(2, "fp16", fp16={"initial_scale_power": 24, "hysteresis": 1})
+    engine = plain(Net(), fp16)
+    assert run(engine, batches(32))[1] == []
+    assert engine.skipped_steps > 0
+    data = batches(4)
+    data[3][0, 0] = float("nan")
+    found = run(plain(Net(), fp16), data)[1][0][0]
+    assert (found.step, found.micro_step, found.phase) == (1, 1, "input")
+
+
 SCRIPT = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 import torch, deepspeed
 from torch import nn
 from dsdoctor.numerics import attach
@@ -216,6 +248,8 @@ with attach(engine, on_first_bad=lambda found, *_: hits.append([found.rank, foun
         engine.backward(engine(batch.bfloat16()).float().pow(2).mean())
         engine.step()
 pathlib.Path(sys.argv[2], f"{rank}.json").write_text(json.dumps([hits, d.problems]))
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads sometimes abort a process that has finished
 """
 
 

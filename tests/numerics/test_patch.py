@@ -54,7 +54,9 @@ def test_the_part_behind_becomes_finite_and_trains(module: str) -> None:
     assert hidden.isfinite().all()
     assert normed.isfinite().all()
     normed.float().sum().backward()
-    assert all(p.grad is not None and p.grad.dtype == torch.float16 and p.grad.isfinite().all() for p in parts.parameters())
+    assert all(
+        p.grad is not None and p.grad.dtype == torch.float16 and p.grad.isfinite().all() for p in parts.parameters()
+    )
 
 
 def test_the_output_can_stay_in_fp32_and_is_then_exact() -> None:
@@ -88,7 +90,12 @@ def test_running_statistics_go_on() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"phase": "backward"}, {"origin": Origin(op="aten.log", cause="domain")}],
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "float32"},
+        {"phase": "backward"},
+        {"origin": Origin(op="aten.log", cause="domain")},
+    ],
 )
 def test_no_patch_where_it_would_not_help(changes: dict[str, object]) -> None:
     assert fp32_patch(event(**changes), "Linear") == ""

@@ -6,7 +6,10 @@ import copy
 import gc
 import io
 import pickle
+import subprocess
+import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +135,32 @@ def test_gradients_that_overflow_while_the_scale_is_searched_are_silent() -> Non
     engine = TinyEngine(Net().half(), scale=2.0**24)
     assert hits_of(engine, [b.half() for b in batches(16)]) == []
     assert 0 < engine.skipped_steps < 16, "the search has to overflow first and then settle"
+
+
+def test_an_engine_that_gives_up_above_the_floor_we_assumed() -> None:
+    """A scale whose floor cannot be read: the exception of the step decides."""
+    engine, hits = TinyEngine(Net(Singular()), scale=64.0, floor=16.0), []
+    scaler = engine.optimizer.loss_scaler
+    engine.optimizer.loss_scaler = SimpleNamespace(scale=0.0)
+    engine.optimizer.cur_scale = 64.0
+
+    def take_step() -> None:
+        engine.optimizer.overflow = True
+        engine.optimizer.cur_scale /= 2
+        if engine.optimizer.cur_scale < scaler.min_scale:
+            raise RuntimeError("already at minimum")
+        engine.skipped_steps += 1
+        engine.global_steps += 1
+
+    def script() -> None:
+        for batch in batches(4):
+            engine(batch).sum().backward()
+            engine.step()
+
+    engine._take_step = take_step  # type: ignore[method-assign]
+    with attach(engine, on_first_bad=lambda f, *_: hits.append(f)), pytest.raises(RuntimeError, match="minimum"):
+        script()
+    assert [(h.step, h.phase, h.module) for h in hits] == [(0, "backward", "middle")]
 
 
 class Singular(nn.Module):
@@ -272,7 +301,8 @@ def test_detach_takes_everything_back() -> None:
     detector.detach()
     detector.detach()
     for module in net.modules():
-        assert not module._forward_hooks and not module._forward_pre_hooks
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
     assert all(not parameter._backward_hooks for parameter in net.parameters())
     assert (dict(net.__dict__), set(engine.__dict__)) == before
 
@@ -374,12 +404,31 @@ def test_the_report_goes_to_stderr_and_the_run_goes_on(capfd: pytest.CaptureFixt
 
 
 def test_trace_and_abort(capfd: pytest.CaptureFixture[str]) -> None:
-    net, seen = Net(), 0
-    with attach(net, trace_batches=[1], abort_after_batch=2), pytest.raises(ValueError, match="batch 2"):
+    net, seen = Net(), []
+
+    def script() -> None:
         for batch in batches(5):
-            seen += 1
+            seen.append(batch)
             net(batch).sum().backward()
-    assert seen == 3
+
+    with attach(net, trace_batches=[1], abort_after_batch=2), pytest.raises(ValueError, match="batch 2"):
+        script()
+    assert len(seen) == 3
     err = capfd.readouterr().err
     assert err.count("first Linear") == 1
     assert "*** Starting batch number=1 ***" in err
+
+
+def test_a_script_that_ends_on_a_nan_is_judged_at_exit() -> None:
+    script = """
+import torch
+from torch import nn
+import dsdoctor
+
+net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+dsdoctor.attach(net)
+net(torch.full((1, 2), float("nan")))
+raise SystemExit("the loss is nan")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "phase input" in done.stderr
