@@ -24,7 +24,7 @@ STDIN = "-"
 
 _NOT_LOGS = {
     ".bin", ".safetensors", ".pt", ".pth", ".npy", ".npz", ".so", ".o", ".pyc", ".png", ".jpg", ".pdf", ".zip", ".tar",
-    ".whl", ".arrow", ".parquet", ".pkl", ".model", ".py", ".ipynb", ".md", ".html", ".csv", ".yaml", ".yml", ".toml",
+    ".whl", ".json", ".jsonl", ".arrow", ".parquet", ".pkl", ".model", ".py", ".ipynb", ".md", ".html", ".csv", ".yaml", ".yml", ".toml",
 }  # fmt: skip
 _RANK_IN_NAME = re.compile(r"(?<![a-z])(?:global_?)?rank[-_.]?(\d+)", re.IGNORECASE)
 _TORCHRUN_NAME = re.compile(r"[/\\](\d+)[/\\]std(?:out|err)\.log$")

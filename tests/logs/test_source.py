@@ -13,7 +13,7 @@ def text(path):
 
 
 def test_a_folder_stands_for_its_logs_in_natural_order(tmp_path):
-    for name in ("rank10.log", "rank9.log", "weights.bin", "notes.py", ".hidden.log"):
+    for name in ("rank10.log", "rank9.log", "weights.bin", "notes.py", "ds.json", ".hidden.log"):
         (tmp_path / name).write_text("x\n")
     (tmp_path / "core.log").write_bytes(b"\0\1\2" * 50)
     found = find([tmp_path])
