@@ -23,8 +23,9 @@ BLOCK = 1 << 20
 STDIN = "-"
 
 _NOT_LOGS = {
-    ".bin", ".safetensors", ".pt", ".pth", ".npy", ".npz", ".so", ".o", ".pyc", ".png", ".jpg", ".pdf", ".zip", ".tar",
-    ".whl", ".json", ".jsonl", ".arrow", ".parquet", ".pkl", ".model", ".py", ".ipynb", ".md", ".html", ".csv", ".yaml", ".yml", ".toml",
+    ".bin", ".safetensors", ".pt", ".pth", ".npy", ".npz", ".so", ".o", ".pyc", ".png", ".jpg", ".pdf", ".zip",
+    ".tar", ".whl", ".json", ".jsonl", ".arrow", ".parquet", ".pkl", ".model", ".py", ".ipynb", ".md", ".html",
+    ".csv", ".yaml", ".yml", ".toml",
 }  # fmt: skip
 _RANK_IN_NAME = re.compile(r"(?<![a-z])(?:global_?)?rank[-_.]?(\d+)", re.IGNORECASE)
 _TORCHRUN_NAME = re.compile(r"[/\\](\d+)[/\\]std(?:out|err)\.log$")
