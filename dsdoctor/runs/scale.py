@@ -32,7 +32,7 @@ def history(
     return LossScaleHistory(
         source=source,
         attempts=tuple(attempts),
-        steps_seen=len(steps) + sum(attempt.raised for attempt in attempts),
+        steps_seen=len(steps),
         dynamic=dynamic,
         precision=facts.precision,
         initial_power=int(fp16.get("initial_scale_power", _DEFAULT_POWER)) if dynamic else None,

@@ -36,7 +36,9 @@ def test_search_of_the_scale_is_told_with_its_config() -> None:
 
 
 def test_exception_at_the_smallest_scale_is_the_last_attempt() -> None:
-    steps = (step(0, 4.0, 2.0), step(1, 2.0, 1.0))
+    # The step that raises is traced too: its scale was attempted, and nothing followed.
+    raising = Step(index=2, losses=(1.0,), loss_scale=1.0)
+    steps = (step(0, 4.0, 2.0), step(1, 2.0, 1.0), raising)
     text = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
     failure = Failure(rank=1, type="Exception", message=text, step=2)
 
