@@ -2,7 +2,7 @@
 
 NotPlayed            the script or config needs something that only DeepSpeed has
 ├ UnsupportedByPlain a DeepSpeed optimizer that has no plain counterpart here
-└ MemberNotPlayed      an attribute of DeepSpeed's engine (an AttributeError too, so that `hasattr` says no)
+└ MemberNotPlayed    an attribute of DeepSpeed's engine (an AttributeError too, so that `hasattr` says no)
 """
 
 from __future__ import annotations
