@@ -139,6 +139,7 @@ def test_corrupted_weight(stage: int) -> None:
 def test_overflow_of_a_linear_in_fp16_at_any_scale(stage: int) -> None:
     net = Net(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)))
     nn.init.constant_(net.middle[0].weight, 5e4)  # type: ignore[index, union-attr, arg-type]
+    nn.init.ones_(net.first.weight)
     engine = initialize(net, config(stage, "fp16", fp16={"initial_scale_power": 4}))
     found, report, patch = run(engine, [b.abs() + 1 for b in batches(2)])[1][0]
     assert (found.step, found.phase, found.module, found.kind) == (0, "forward", "middle.0", "inf")

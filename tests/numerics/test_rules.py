@@ -189,6 +189,7 @@ def test_gradients_bad_down_to_the_floor_of_the_scale_are_found_where_they_began
 def test_forward_overflow_is_a_finding_at_any_scale() -> None:
     net = Net(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))).half()
     nn.init.constant_(net.middle[0].weight, 6e4)  # type: ignore[index, union-attr, arg-type]
+    nn.init.ones_(net.first.weight)  # so that eight inputs near 1 are summed up
     found = hits_of(TinyEngine(net, scale=2.0**16), [b.half().abs() for b in batches(2)])[0]
     assert (found.step, found.phase, found.module, found.kind) == (0, "forward", "middle.0", "inf")
     assert (found.op, found.cause) == ("aten.addmm", "overflow")
