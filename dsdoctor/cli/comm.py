@@ -7,9 +7,11 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, duration, positive
 
 
@@ -31,13 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     from dsdoctor.case import Case
     from dsdoctor.comm.check import check
     from dsdoctor.diagnoses import diagnose
-    from dsdoctor.dsconfig import load_config
     from dsdoctor.machine.collect import collect
     from dsdoctor.report.document import document, dumps
     from dsdoctor.report.terminal import Terminal
     from dsdoctor.runs.launcher import LaunchPlan
 
-    config = load_config(Path(arguments.config), release="", world_size=1).data if arguments.config else {}
+    config = _config(arguments.config) if arguments.config else {}
     machine = collect(config=None, folder=Path.cwd())
     port = os.environ.get("MASTER_PORT", "")
     plan = LaunchPlan(
@@ -63,3 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     healthy = f"{facts.world_size} ranks over {facts.backend} on {facts.device}: all values right"
     terminal.line(healthy if facts.passed else facts.problem or "the check failed")
     return code
+
+
+def _config(path: str) -> Mapping[str, Any]:
+    from dsdoctor.dsconfig import load_config
+
+    facts = load_config(Path(path))
+    if facts.syntax_error is not None:
+        error = facts.syntax_error
+        raise CannotWork(f"cannot read the ds_config {path}: line {error.line}, column {error.column}: {error.message}")
+    return facts.data

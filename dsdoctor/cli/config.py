@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.cli.options import add_output_options, positive
+from dsdoctor.cli.options import add_output_options, positive, readable
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dsdoctor.report.terminal import Terminal
     from dsdoctor.runs.framework import guess
 
-    script = Path(arguments.script).read_text(encoding="utf-8", errors="replace") if arguments.script else None
+    script = readable(arguments.script).read_text(encoding="utf-8", errors="replace") if arguments.script else None
     facts = load_config(
         Path(arguments.config),
         release=arguments.deepspeed_version or _installed(),

@@ -6,9 +6,11 @@ Only the parser of every command is built at start; what a command needs is impo
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 
 import dsdoctor
@@ -45,29 +47,73 @@ def main(argv: Sequence[str] | None = None) -> int:
         given, script_args = given[:at], given[at + 1 :]
     arguments = build_parser().parse_args(given)
     arguments.script_args = tuple(script_args)
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _as_interrupt)
+    _let_everything_be_printed(as_json=arguments.json)
+    return _kept_going(arguments)
+
+
+def _kept_going(arguments: argparse.Namespace) -> int:
+    """Run the command. However it ends, that is one line on stderr and, with --json, one document on stdout."""
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        print("dsdoctor: stopped", file=sys.stderr)
-        return 3
+        return _ended(arguments, 3, "stopped")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 2
     except Exception as error:
-        if not _is_for_the_user(error):
-            raise
-        print(f"dsdoctor: {error}", file=sys.stderr)
-        return 2
+        return _ended(arguments, 2, _reason(error))
     return code
 
 
-def _is_for_the_user(error: Exception) -> bool:
+def _ended(arguments: argparse.Namespace, code: int, reason: str) -> int:
+    from dsdoctor.report.document import document, dumps
+
+    try:
+        print(f"dsdoctor: {reason}", file=sys.stderr)
+        if arguments.json:
+            print(dumps(document(arguments.command, exit_code=code, findings=(), extra={"error": reason})))
+        sys.stdout.flush()
+    except OSError:  # the reader is gone, or the disk is full
+        _drop_output()
+    return code
+
+
+def _reason(error: Exception) -> str:
+    """One line: what the user can do something about as it is, a fault of ours with its place."""
     from dsdoctor.dsconfig import ConfigUnreadable
 
-    return isinstance(error, (CannotWork, ConfigUnreadable))
+    if isinstance(error, (CannotWork, ConfigUnreadable)):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"a fault of dsdoctor itself, please report it: {what} ({place.filename}:{place.lineno})"
+
+
+def _let_everything_be_printed(*, as_json: bool) -> None:
+    """Let neither a closed stream nor a character that its encoding lacks end a command; a document is UTF-8."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller; each takes the number that is free, its own
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if as_json and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+
+
+def _drop_output() -> None:
+    """Nobody reads any more: what is still buffered must not fail again when Python ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)
 
 
 def _as_interrupt(signum: int, frame: object) -> None:
-    """SIGTERM ends a command as Ctrl-C does: everything it started is ended first."""
+    """A wish that the command end is met as Ctrl-C is: everything it started is ended first."""
     raise KeyboardInterrupt

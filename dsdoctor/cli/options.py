@@ -49,7 +49,7 @@ def duration(text: str) -> float:
 
 def job(arguments: argparse.Namespace, *, stages: tuple[str, ...] = ()) -> Job:
     """The job from the parsed options; makes the numbered report folder. Raises CannotWork."""
-    config = _readable(arguments.config)
+    config = readable(arguments.config)
     script = arguments.script if arguments.module else str(_script(arguments.script))
     return Job(
         config=config,
@@ -88,7 +88,7 @@ def numbered_folder(parent: Path) -> Path:
         raise CannotWork(f"cannot write reports to {parent}: {error.strerror or error}") from None
 
 
-def _readable(path: str) -> Path:
+def readable(path: str) -> Path:
     """An existing file that can be read, as an absolute path."""
     found = Path(path)
     if not found.exists():
@@ -102,7 +102,7 @@ def _readable(path: str) -> Path:
 
 def _script(path: str) -> Path:
     """A file that Python can compile. It is not run here."""
-    found = _readable(path)
+    found = readable(path)
     try:
         compile(found.read_bytes(), str(found), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:

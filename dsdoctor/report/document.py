@@ -44,15 +44,23 @@ def document(
 
 
 def dumps(built: Mapping[str, Any]) -> str:
-    """Strict JSON: infinities and NaN, which JSON has no word for, become the strings inf, -inf and nan."""
-    return json.dumps(_plain(built), indent=1, ensure_ascii=False, allow_nan=False, default=str)
+    """Strict JSON in valid UTF-8.
+
+    Infinities and NaN, which JSON has no word for, become the strings inf, -inf and nan; half a character (from a file
+    name that is not UTF-8, or a lone surrogate) becomes a question mark.
+    """
+    return json.dumps(_plain(built), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return _plain(str(value))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Verdict
 from dsdoctor.report.document import document, dumps
@@ -46,3 +47,8 @@ def test_commands_without_stages_and_verdict_leave_them_out():
 def test_non_finite_numbers_become_words():
     read = parse(dumps({"a": [math.nan, math.inf, -math.inf, 1.5], "b": {"c": (math.nan,)}}))
     assert read == {"a": ["nan", "inf", "-inf", 1.5], "b": {"c": ["nan"]}}
+
+
+def test_half_a_character_leaves_the_document_valid_utf_8():
+    written = dumps({"file\udcff": Path("b\udcfe.json"), "text": ["\ud800"]})
+    assert parse(written.encode("utf-8").decode()) == {"file?": "b?.json", "text": ["?"]}
