@@ -35,13 +35,14 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def described(error: ConfigSyntaxError) -> str:
+    """Place and message of a syntax error in one line."""
+    return f"line {error.line}, column {error.column}: {error.message}"
+
+
 def at_error(config: ConfigFacts, error: ConfigSyntaxError) -> Evidence:
-    """The place of a syntax error, with the source line."""
-    return Evidence(
-        source=config.path,
-        line=error.line,
-        text=f"line {error.line}, column {error.column}: {error.message}: {error.text.strip()[:120]}".rstrip(": "),
-    )
+    """The source line of a syntax error; the message where there is nothing on that line."""
+    return Evidence(source=config.path, line=error.line, text=error.text.strip()[:120] or error.message)
 
 
 def matching(case: Case, pattern: str) -> Iterator[tuple[Failure, re.Match[str]]]:

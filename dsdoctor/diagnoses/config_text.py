@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.config_evidence import as_list, at_error, matching, raised
+from dsdoctor.diagnoses.config_evidence import as_list, at_error, described, matching, raised
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.runs.facts import Failure
@@ -41,7 +41,7 @@ class Syntax(Diagnosis):
         if config is not None and config.syntax_error is not None:
             error = config.syntax_error
             yield self.finding(
-                cause=f"line {error.line}, column {error.column}: {error.message}",
+                cause=described(error),
                 evidence=(at_error(config, error), *exceptions),
                 confidence=1.0,
                 fixes=(Fix(text=f"mend line {error.line} of {config.path}"),),

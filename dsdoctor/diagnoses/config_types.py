@@ -10,7 +10,7 @@ from typing import Any
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.config_evidence import as_json, at_error, at_key, matching, raised
+from dsdoctor.diagnoses.config_evidence import as_json, at_error, at_key, described, matching, raised
 from dsdoctor.diagnoses.config_keys import Entry, entries, validation_errors
 from dsdoctor.dsconfig import keys
 from dsdoctor.dsconfig.facts import ConfigFacts
@@ -103,7 +103,7 @@ class WrongType(Diagnosis):
         if not exceptions and not (reads_json and error is not None):
             return
         shown = [at_error(config, error)] if config is not None and error is not None else []
-        message = shown[0].text if shown else exceptions[0][1].text.partition(": ")[2]
+        message = described(error) if error is not None else exceptions[0][1].text.partition(": ")[2]
         yield self.finding(
             title="the ds_config is not strict JSON",
             cause=f"the file is read with json.load, which refuses it: {message}",

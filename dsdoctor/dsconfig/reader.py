@@ -284,7 +284,10 @@ class _Reader:
     def number(self, match: re.Match[str]) -> int | float:
         whole, fraction, exponent = match.groups()
         if not fraction and not exponent:
-            return int(whole)
+            try:
+                return int(whole)
+            except ValueError:  # Python reads whole numbers of up to 4300 digits
+                raise HjsonError("number too large", match.start()) from None
         value = float(whole + (fraction or "") + (exponent or ""))
         if value in (float("inf"), float("-inf")):
             raise HjsonError("number too large", match.start())

@@ -80,6 +80,7 @@ def test_duplicates_at_any_depth():
         ('{"a": True}', 6, "has no quotes"),
         ("{/* no end", 1, "comment is never closed"),
         ('{"a": 1} trailing', 9, "goes on"),
+        ('{"a": ' + "9" * 5000 + "}", 6, "number too large"),
         ("[" * 100_000, None, "nested too deeply"),
     ],
 )
