@@ -21,20 +21,30 @@ class Suspect:
 
 
 def suspects(case: Case, findings: Sequence[Finding]) -> list[Suspect]:
-    """The findings of lint that are a risk, not yet a proof, and bring a patch, most confident first.
+    """What lint calls a risk, not yet a proof, and can change by a patch, most confident first.
 
-    An error of lint needs no proof, and switching the precision off is a control, not a proof.
+    An error of lint needs no proof, unless a section with a misspelled name is missing: that may be the reason of the
+    error. Switching the precision off is a control, not a proof.
     """
-    if case.config is None or any(f.severity == "error" and f.id.startswith("config/") for f in findings):
+    if case.config is None:
         return []
+    proved = any(f.severity == "error" and f.id.startswith("config/") for f in findings)
     found = []
     for finding in sorted(findings, key=lambda f: -f.confidence):
         patch = next((fix.patch for fix in finding.fixes if fix.patch), None)
-        risky = finding.id.startswith("config/") and finding.severity == "warning" and finding.id not in _HARMLESS
-        if risky and patch and finding.keys and not _PRECISION_KEYS & set(finding.keys):
+        misspelled = finding.id == "config/unknown-key" and patch is not None and _sets_something(patch)
+        risky = finding.id.startswith("config/") and finding.id not in _HARMLESS and not proved
+        if finding.severity != "warning" or patch is None or not finding.keys or not (misspelled or risky):
+            continue
+        if not _PRECISION_KEYS & set(finding.keys):
             found.append(Suspect(keys=finding.keys, patch=patch))
     return found
 
 
+def _sets_something(patch: Mapping[str, Any]) -> bool:
+    """True for a patch that does more than drop keys."""
+    return any(_sets_something(v) if isinstance(v, Mapping) else v is not None for v in patch.values())
+
+
 _HARMLESS = {"config/ineffective", "config/deprecated", "config/unknown-key"}
-"""Warnings about keys that do nothing, which cannot make a run fail."""
+"""Warnings about keys that do nothing, which cannot make a run fail; what a misspelled one should have done may."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
+from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Blame, Finding, Verdict
 from dsdoctor.runs.facts import Run
 
@@ -28,6 +29,8 @@ _ENVIRONMENT_IDS = {
 }
 _DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _CONFIG = ("config/", "zero3/", "loss-scale/static")
+_SCRIPT_IDS = {"launch/local-rank-mismatch"}
+"""What only the script can mend, although the plain run, which makes no such check, passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +110,14 @@ def _defect(view: View) -> Verdict | None:
 
 
 def _config(view: View) -> Verdict | None:
-    """Proved by lint, or by a run that passes once only some keys are changed."""
+    """Proved by a run that passes once only some keys are changed, or by lint. What was tried comes first."""
     proof = next((run for run in view.case.runs if run.leg == "proof" and not judge(run).failed), None)
+    if proof is not None and view.given_failed:
+        keys = " and ".join(proof.changed)
+        text = f"the run fails as given and passes once only {keys} is changed"
+        return _blame("config", view, text, 0.9, proof.changed)
     finding = view.root(lambda f: f.id.startswith(_CONFIG))
-    if finding is not None and (view.given_failed or proof is None):
-        return _blame("config", view, finding.cause, finding.confidence, finding.keys)
-    if proof is None or not view.given_failed:
-        return None
-    keys = " and ".join(proof.changed)
-    return _blame("config", view, f"the run fails as given and passes once only {keys} is changed", 0.9, proof.changed)
+    return _blame("config", view, finding.cause, finding.confidence, finding.keys) if finding else None
 
 
 def _precision(view: View) -> Verdict | None:
@@ -135,12 +137,15 @@ def _precision(view: View) -> Verdict | None:
 
 def _script(view: View) -> Verdict | None:
     """Fails without DeepSpeed too (and in fp32, where the numbers went wrong)."""
+    mistake = view.root(lambda f: f.id in _SCRIPT_IDS)
+    if view.given_failed and mistake is not None:
+        return _blame("script", view, mistake.cause, mistake.confidence)
     if not (view.given_failed and view.plain_failed):
         return None
     numeric = _numeric(view.given_health) and _numeric(view.plain_health)
     if numeric and view.low_precision and not (view.control_health and view.control_health.failed):
         return None
-    if not numeric and not _alike(view.given_health, view.plain_health):
+    if not numeric and not _alike(view):
         return None
     why = view.given_health.why if view.given_health else ""
     finding = view.roots[0] if view.roots else None
@@ -191,7 +196,7 @@ def _inconclusive(view: View) -> Verdict:
         why = f"the steps that were run passed, but {view.roots[0].cause}"
     elif view.plain is None:
         why += "; the run without DeepSpeed, which would settle it, was not made or could not be played"
-    elif view.plain_failed and view.plain_health and not _alike(view.given_health, view.plain_health):
+    elif view.plain_failed and view.plain_health and not _alike(view):
         why += f"; without DeepSpeed it fails otherwise ({view.plain_health.why})"
     return _blame("inconclusive", view, why, 0.3)
 
@@ -200,14 +205,22 @@ def _numeric(health: Health | None) -> bool:
     return health is not None and health.numeric
 
 
-def _alike(one: Health | None, other: Health | None) -> bool:
-    """Two runs fail in the same way: the same kind of trouble, and for exceptions the same words."""
+def _alike(view: View) -> bool:
+    """Both legs fail in the same way: the same kind of trouble, and for exceptions the same one, on whichever rank."""
+    one, other = view.given_health, view.plain_health
     if one is None or other is None:
         return False
     if one.trouble == other.trouble == "raised":
-        return one.why.split(":")[0] == other.why.split(":")[0]
+        return bool(_raised(view.given) & _raised(view.plain))
     stuck = {"hung", "timeout"}
     return one.trouble == other.trouble or {one.trouble, other.trouble} <= stuck
+
+
+def _raised(run: Run | None) -> set[str]:
+    """The types of what its ranks raised by themselves; only if there is none, of what they raised for lost peers."""
+    failures = run.failures if run is not None else ()
+    own = {failure.type for failure in failures if not is_peer_failure(failure)}
+    return own or {failure.type for failure in failures}
 
 
 def _where(view: View) -> str:

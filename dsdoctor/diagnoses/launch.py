@@ -249,7 +249,8 @@ class LocalRankMismatch(TextDiagnosis):
     cause = "the --local_rank argument of the launcher and the script's own idea of its local rank do not go together"
     fixes = (
         Fix(text="read LOCAL_RANK from the environment and accept --local_rank in the argument parser"),
-        Fix(text="or start with deepspeed --no_local_rank"),
+        Fix(text="or start it with the launcher it was written for: deepspeed passes --local_rank, torchrun does not"),
+        Fix(text="or start with deepspeed --no_local_rank, where the script refuses the argument"),
     )
 
 

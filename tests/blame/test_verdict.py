@@ -1,6 +1,7 @@
 """The rows of the verdict, in their order of precedence, from hand-made cases."""
 
 import math
+from dataclasses import replace
 
 from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
@@ -92,6 +93,33 @@ def test_a_configured_fp32_needs_no_control():
 
 def test_the_same_exception_with_and_without_is_the_scripts():
     assert blame(raised("with-deepspeed"), raised("without-deepspeed")).blame == "script"
+
+
+def test_which_of_the_ranks_is_the_first_to_raise_is_chance():
+    failure = Failure(rank=0, type="KeyError", message="'unknown'", time=0.5)
+    plain = raised("without-deepspeed")
+    plain = replace(plain, ranks=(replace(plain.ranks[0], failure=failure), plain.ranks[1]))
+    assert blame(raised("with-deepspeed"), plain).blame == "script"
+
+
+def test_exceptions_for_lost_peers_are_not_what_two_runs_have_in_common():
+    lost = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+    peer = Failure(rank=0, type="RuntimeError", message=lost, time=2.0)
+    runs = [raised("with-deepspeed"), raised("without-deepspeed", kind="AttributeError")]
+    runs = [replace(run, ranks=(replace(run.ranks[0], failure=peer), run.ranks[1])) for run in runs]
+    assert blame(*runs).blame == "inconclusive"
+
+
+def test_a_local_rank_that_the_script_gets_wrong_is_the_scripts_although_the_plain_run_passes():
+    found = [finding("launch/local-rank-mismatch")]
+    assert blame(raised("with-deepspeed"), leg("without-deepspeed"), findings=found).blame == "script"
+
+
+def test_a_proof_comes_before_the_error_that_follows_from_the_key():
+    lint = finding("config/conflict", keys=("zero_optimization.stage",))
+    proof = leg("proof", changed=("optimzer",))
+    verdict = blame(raised("with-deepspeed"), proof, findings=[lint])
+    assert (verdict.blame, verdict.culprit) == ("config", ("optimzer",))
 
 
 def test_another_exception_without_proves_nothing():
