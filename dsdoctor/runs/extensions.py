@@ -1,61 +1,56 @@
 """One cache of compiled DeepSpeed ops for all runs of one Python, torch and DeepSpeed, apart from the user's.
 
 A build takes from half a minute to some minutes, so it is shared. A build that was killed leaves a `lock` file behind,
-on which every later process would wait for ever without a word: such files are removed, but only while no other run
-uses the cache. Whoever uses it holds a shared lock on a file in it; the kernel frees that however the process ends.
+on which every later process would wait for ever without a word: such files are removed at the start of each run. A
+process that builds has its lock file open until it is done, so a lock that nobody has open is a dead one's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import importlib.metadata
 import os
 import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
-_USERS = ".in-use"
 
 
 def cache_folder(accelerator: str = "auto", root: Path | None = None) -> Path:
-    """Where the ops are built. `accelerator` keeps CPU builds on a GPU machine apart from those for the GPU."""
+    """Where the ops are built.
+
+    `accelerator` keeps CPU builds on a GPU machine apart from those for the GPU. Two environments with equal versions
+    include headers from different folders, so in one cache each would rebuild what the other has just built.
+    """
     versions = [f"py{sys.version_info.major}.{sys.version_info.minor}"]
     versions += [f"{name}{_version(name)}" for name in ("torch", "deepspeed")]
-    name = "-".join([*versions, accelerator])
+    environment = hashlib.sha256(sys.prefix.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    name = "-".join([*versions, accelerator, environment])
     return (root or _own_temporary_folder()) / "extensions" / re.sub(r"[^\w.+-]", "_", name)
 
 
-@contextlib.contextmanager
-def in_use(folder: Path) -> Iterator[Path]:
-    """Create the cache where needed, clear locks of killed builds from it, and mark it as used meanwhile."""
+def prepared(folder: Path) -> Path:
+    """The cache, created where needed, without locks of killed builds. torch keeps one folder an op, its `lock` in it
+    (torch.utils.file_baton)."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / _USERS, "a", encoding="utf-8") as users:
-        if _lock(users, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            _clear_stale_locks(folder)
-        _lock(users, fcntl.LOCK_SH)
-        yield folder
-
-
-def _lock(file: IO[str], how: int) -> bool:
-    """Take or change the lock. Exclusive holders keep it for an instant only, so waiting for a shared one is short."""
-    try:
-        fcntl.flock(file, how)
-    except OSError:  # held by another run, or a file system without locks
-        return False
-    return True
-
-
-def _clear_stale_locks(folder: Path) -> None:
-    """torch keeps one folder an op, with a file `lock` in it while it builds (torch.utils.file_baton)."""
-    for lock in folder.glob("*/lock"):
+    locks = set(folder.glob("*/lock"))
+    for lock in locks - _open_files() if locks else ():
         with contextlib.suppress(OSError):
             lock.unlink()
+    return folder
+
+
+def _open_files() -> set[Path]:
+    """Files that processes of this user have open."""
+    found = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or of another user
+            found.add(Path(os.readlink(descriptor)))
+    return found
 
 
 def _version(distribution: str) -> str:

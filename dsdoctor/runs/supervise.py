@@ -117,7 +117,7 @@ def _run_once(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         stack.enter_context(handled((signal.SIGTERM, signal.SIGHUP), raise_interrupt))
-        cache = stack.enter_context(extensions.in_use(extensions.cache_folder(plan.device)))
+        cache = extensions.prepared(extensions.cache_folder(plan.device))
         processes = stack.enter_context(Processes(folder))
         env = environment(plan, folder) | {extensions.VARIABLE: str(cache)}
         processes.start(line, env, spec.cwd, folder / LAUNCHER_OUTPUT)
