@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 CHILD = "dsdoctor.runs.child"
 _POLL = 0.2
-_FIRST_LINE_SECONDS = 60.0
-"""A rank may be silent for this long before its first line, whatever the stall limit is: Python starts slowly on a
-cold disk."""
+_START_SECONDS = 60.0
+"""A rank may be silent for this long before its first forward pass, whatever the stall limit is: on a cold disk or a
+busy machine the imports, the data and the building of the engine take their time without a word."""
 _SETTLE_SECONDS = 20.0
 """How long processes may go on once the end of the run is certain: a launcher waits for the peers of a failed rank, a
 script cleans up."""
@@ -174,7 +174,7 @@ def _to_be_ended(watch: Watch, limits: Limits, seconds: float) -> Reason | None:
 
 
 def _patience(watch: Watch, limits: Limits) -> float:
-    return limits.stall if watch.all_started else max(limits.stall, _FIRST_LINE_SECONDS)
+    return limits.stall if watch.all_began_training else max(limits.stall, _START_SECONDS)
 
 
 def _compiling(members: Sequence[psutil.Process]) -> bool:

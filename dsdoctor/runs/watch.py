@@ -19,7 +19,7 @@ class _Rank:
 
     offset: int = 0
     sizes: tuple[int, ...] = ()
-    started: bool = False
+    training: bool = False
     completed: bool = False
     failed: bool = False
     over: bool = False
@@ -48,12 +48,9 @@ class Watch:
             self.decided = time.monotonic()
 
     @property
-    def all_started(self) -> bool:
-        return all(rank.started for rank in self._ranks)
-
-    @property
-    def any_started(self) -> bool:
-        return any(rank.started for rank in self._ranks)
+    def all_began_training(self) -> bool:
+        """Each rank has entered its first forward pass, or is past all work."""
+        return all(rank.training or rank.completed or rank.over for rank in self._ranks)
 
     @property
     def steps(self) -> int:
@@ -104,9 +101,10 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def _take(rank: _Rank, event: dict[str, Any]) -> None:
     kind = event.get("event")
-    if kind == "start":
-        rank.started = True
+    if kind == "enter":
+        rank.training = True
     elif kind == "step":
+        rank.training = True
         rank.steps += 1
     elif kind == "stop" or (kind == "finish" and event.get("code") == 0):
         rank.completed = True

@@ -117,7 +117,7 @@ def test_time_limit_ends_even_ranks_and_grandchildren_that_ignore_requests(run_r
 
 
 def test_rank_that_never_begins_is_shown_as_such(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "_FIRST_LINE_SECONDS", 4.0)
+    monkeypatch.setattr(supervise, "_START_SECONDS", 4.0)
 
     run = run_ranks("finish", "hang-before-start", stall=1)
 

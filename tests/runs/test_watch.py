@@ -29,19 +29,35 @@ def looked(folder: Path, ranks: int = 2) -> Watch:
     return watch
 
 
-def test_steps_and_starts_are_seen_as_they_come(tmp_path: Path) -> None:
+def test_training_begins_with_the_first_forward_pass_of_the_last_rank(tmp_path: Path) -> None:
+    first, second = started(tmp_path, 0), started(tmp_path, 1)
     watch = looked(tmp_path)
-    assert (watch.any_started, watch.steps) == (False, 0)
+    assert not watch.all_began_training
+
+    first.enter("forward", 0, 0)
+    watch.look()
+    assert not watch.all_began_training
+
+    second.enter("forward", 0, 0)
+    watch.look()
+    assert watch.all_began_training
+
+
+def test_a_rank_that_is_done_need_not_train(tmp_path: Path) -> None:
+    started(tmp_path, 0).enter("forward", 0, 0)
+    started(tmp_path, 1).stop("probe")
+    assert looked(tmp_path).all_began_training
+
+
+def test_steps_are_counted_as_they_come(tmp_path: Path) -> None:
+    watch = looked(tmp_path)
+    assert watch.steps == 0
 
     first = started(tmp_path, 0)
-    first.step(Step(index=0))
-    watch.look()
-    assert (watch.any_started, watch.all_started, watch.steps) == (True, False, 1)
-
-    started(tmp_path, 1)
-    first.step(Step(index=1))
-    watch.look()
-    assert (watch.all_started, watch.steps) == (True, 2)
+    for index in range(2):
+        first.step(Step(index=index))
+        watch.look()
+        assert watch.steps == index + 1
 
 
 def test_line_that_is_not_whole_yet_is_read_later(tmp_path: Path) -> None:
