@@ -168,7 +168,9 @@ class Run:
     @property
     def not_played(self) -> str:
         """Why the plain engine could not play this script's part of DeepSpeed, empty where it could."""
-        said = (f.message for f in self.failures if f.type.endswith("NotPlayed") or f.type.endswith("UnsupportedByPlain"))
+        said = (
+            f.message for f in self.failures if f.type.endswith("NotPlayed") or f.type.endswith("UnsupportedByPlain")
+        )
         return next(said, "")
 
     @property
