@@ -1,8 +1,8 @@
 """One cache of compiled DeepSpeed ops for all runs of one Python, torch and DeepSpeed, apart from the user's.
 
 A build takes from half a minute to some minutes, so it is shared. A build that was killed leaves a `lock` file behind,
-on which every later process would wait for ever without a word: such files are removed at the start of each run. A
-process that builds has its lock file open until it is done, so a lock that nobody has open is a dead one's.
+on which every later process would wait for ever without a word: such files are removed. A process that builds has
+its lock file open until it is done, so a lock that nobody has open is a dead one's.
 """
 
 from __future__ import annotations
@@ -34,14 +34,22 @@ def cache_folder(accelerator: str = "auto", root: Path | None = None) -> Path:
 
 
 def prepared(folder: Path) -> Path:
-    """The cache, created where needed, without locks of killed builds. torch keeps one folder an op, its `lock` in it
-    (torch.utils.file_baton)."""
+    """The cache, created where needed, without locks of killed builds."""
     folder.mkdir(parents=True, exist_ok=True)
+    waited_for(folder)
+    return folder
+
+
+def waited_for(folder: Path) -> bool:
+    """True if ranks may be waiting without a word for a build in the cache: of this run or of another one, or for one
+    that was killed, whose lock is removed here so that they go on. torch keeps one folder an op, its `lock` in it
+    (torch.utils.file_baton).
+    """
     locks = set(folder.glob("*/lock"))
     for lock in locks - _open_files() if locks else ():
         with contextlib.suppress(OSError):
             lock.unlink()
-    return folder
+    return bool(locks)
 
 
 def _open_files() -> set[Path]:

@@ -122,7 +122,7 @@ def _run_once(
         env = environment(plan, folder) | {extensions.VARIABLE: str(cache)}
         processes.start(line, env, spec.cwd, folder / LAUNCHER_OUTPUT)
         memory = HostMemory()
-        ended = _watch(processes, memory, Watch(folder=folder, ranks=ranks), spec, limits, progress)
+        ended = _watch(processes, memory, Watch(folder=folder, ranks=ranks), cache, spec, limits, progress)
         found, moved = _stacks(folder, ranks, ended)
         removed = processes.end()
     return _Seen(
@@ -140,6 +140,7 @@ def _watch(
     processes: Processes,
     memory: HostMemory,
     watch: Watch,
+    cache: Path,
     spec: RunSpec,
     limits: Limits,
     progress: Callable[[str], None] | None,
@@ -157,7 +158,7 @@ def _watch(
         if code is not None:
             return Ended(reason="launcher", time=time.time(), launcher_exit=code)
         reason = "memory" if memory.exhausted else _to_be_ended(watch, limits, time.monotonic() - started)
-        if reason == "hung" and _compiling(members):
+        if reason == "hung" and (_compiling(members) or extensions.waited_for(cache)):
             watch.last_progress = time.monotonic()
         elif reason is not None:
             return Ended(reason=reason, time=time.time())

@@ -51,10 +51,11 @@ def test_lock_of_a_build_that_goes_on_is_left_alone(tmp_path: Path) -> None:
     assert living.try_acquire()
     os.close(dead.fd)  # what the kernel does for a killed process
 
-    extensions.prepared(tmp_path)
+    assert extensions.waited_for(tmp_path)
     assert not (tmp_path / "cpu_adam" / "lock").exists()
     assert (tmp_path / "fused_adam" / "lock").exists()
     living.release()
+    assert not extensions.waited_for(tmp_path)
 
 
 def test_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsdoctor.runs import launcher, stacks, supervise
+from dsdoctor.runs import extensions, launcher, stacks, supervise
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.leftovers import marked_pids
@@ -107,6 +108,21 @@ def test_abort_after_the_work_is_done_proves_nothing(run_ranks: RunRanks) -> Non
 
     assert run.outcome == "stopped"
     assert (run.ranks[0].exit_code, run.ranks[0].completed) == (-signal.SIGABRT, True)
+
+
+def test_ranks_that_wait_for_an_op_that_another_run_builds_are_not_hung(
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(extensions, "cache_folder", lambda device: tmp_path / "cache")
+    (tmp_path / "cache" / "cpu_adam").mkdir(parents=True)
+    lock = tmp_path / "cache" / "cpu_adam" / "lock"
+    with open(lock, "w"):
+        timer = threading.Timer(9, lock.unlink)
+        timer.start()
+        run = run_ranks("wait-for-a-build", "wait-for-a-build", stall=1)
+        timer.cancel()
+
+    assert (run.outcome, run.why) == ("finished", "")
 
 
 def test_time_limit_ends_even_ranks_and_grandchildren_that_ignore_requests(run_ranks: RunRanks) -> None:
