@@ -27,6 +27,16 @@ class ScaleAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkipCount:
+    """What a counter says at one step: `skipped` steps so far among the first `step`, and the scale if it is told."""
+
+    step: int
+    skipped: int
+    scale: float | None = None
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossScaleHistory:
     """All overflows of one run or log, in order.
 
@@ -37,6 +47,8 @@ class LossScaleHistory:
 
     source: str
     attempts: tuple[ScaleAttempt, ...]
+    counts: tuple[SkipCount, ...] = ()
+    """Where only a counter of skipped steps is known, not the single overflows (`dsdoctor.skip_counts` reads them)."""
     steps_seen: int | None = None
     dynamic: bool = True
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
@@ -232,10 +244,15 @@ def _adjacent(before: ScaleAttempt, after: ScaleAttempt) -> bool:
 
 
 def _grew_before(history: LossScaleHistory, index: int) -> bool:
-    """True if the scale had doubled between this overflow and the one before, which takes `window` clean steps."""
+    """True if the scale had doubled between this overflow and the one before, which takes `window` clean steps.
+
+    The first overflow after a clean beginning is taken for one where the start of the scale is not known.
+    """
     attempt = history.attempts[index]
     if index == 0:
-        return history.initial_power is not None and attempt.scale > 2.0**history.initial_power
+        if history.initial_power is None:
+            return attempt.step is not None and attempt.step > SEARCH_GAP
+        return attempt.scale > 2.0**history.initial_power
     before = history.attempts[index - 1]
     if attempt.scale <= before.next_scale:
         return False

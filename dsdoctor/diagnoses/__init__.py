@@ -13,7 +13,10 @@ from dsdoctor.diagnoses import (
     checkpoint,
     comm,
     config,
+    disagreement,
     environment,
+    first_collective,
+    generation,
     hang,
     hardware,
     internal,
@@ -24,6 +27,7 @@ from dsdoctor.diagnoses import (
     numerics,
     script,
     shared_memory,
+    speed,
     storage,
     values,
     version,
@@ -40,6 +44,9 @@ ALL: tuple[Diagnosis, ...] = (
     *known_defects.DIAGNOSES,
     *environment.DIAGNOSES,
     *comm.DIAGNOSES,
+    *disagreement.DIAGNOSES,
+    *first_collective.DIAGNOSES,
+    *generation.DIAGNOSES,
     *watchdog.DIAGNOSES,
     *capacity.DIAGNOSES,
     *launch.DIAGNOSES,
@@ -57,6 +64,7 @@ ALL: tuple[Diagnosis, ...] = (
     *checkpoint.DIAGNOSES,
     *storage.DIAGNOSES,
     *hardware.DIAGNOSES,
+    *speed.DIAGNOSES,
 )
 """Each family module exports its own tuple `DIAGNOSES`; they are joined here, by hand."""
 

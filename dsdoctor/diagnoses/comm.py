@@ -10,6 +10,7 @@ from dsdoctor.comm.facts import CommFacts, CommRank
 from dsdoctor.comm.reading import CommReading, read
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.environment import NO_DEVICE_TEXT
+from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.diagnoses.shared_memory import SHM_TEXT, SIGBUS
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -90,11 +91,18 @@ class NameResolution(TextDiagnosis):
         )
 
 
-class MissingRank(Diagnosis):
+WAITED_IN_VAIN = Form(
+    message=r"(?i)timed out after \d+ \w+ waiting for (?:clients|workers)[.\s]+(?P<here>\d+)/(?P<all>\d+) \w+ joined"
+)
+"""What the store of rank 0 says when ranks did not come."""
+
+
+class MissingRank(TextDiagnosis):
     """A rank never came to the rendezvous, so that the others wait for it there.
 
     What proves it: the communication check starts every rank; the others stand at the rendezvous until the deadline,
-    and this one has written nothing, or has ended or stands still before it.
+    and this one has written nothing, or has ended or stands still before it. In a log: the store that counts how many
+    of the ranks joined, or torchrun's rendezvous that timed out.
 
     When it could be wrong: a very slow import of torch (a cold network disk) looks the same until it is over.
 
@@ -105,10 +113,23 @@ class MissingRank(Diagnosis):
     id = "comm/missing-rank"
     severity = "error"
     title = "a rank never arrived at the rendezvous"
+    forms = (WAITED_IN_VAIN, Form(types=("RendezvousTimeoutError",)))
+    confidence = 0.8
+    fixes = (
+        Fix(text="see that every node was started, with the same number of nodes and the same address and port"),
+        Fix(text="read what the ranks printed that did not come"),
+    )
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        if not groups.get("all"):
+            return "nodes never came to the rendezvous of torchrun"
+        return f"only {groups['here']} of {groups['all']} ranks came to the rendezvous"
 
     def examine(self, case: Case) -> Iterator[Finding]:
         reading = reading_of(case, "missing")
         if reading is None or case.comm is None:
+            if not holds(case, "launch/world-size-mismatch"):
+                yield from super().examine(case)
             return
         first = reading.ranks[0]
         how = {"never-started": "was never started", "died": f"ended before{_exit(first)}"}
@@ -179,7 +200,7 @@ class Unreachable(TextDiagnosis):
     title = "ranks cannot reach each other"
     forms = (
         Form(message=r"client socket has (?:timed out|failed to connect)(?![\s\S]*cannot be retrieved)"),
-        Form(message=r"connectFullMesh failed|timed out after \d+ ?\w* waiting for clients"),
+        Form(message=r"connectFullMesh failed"),
     )
     cause = "a rank cannot connect to the others"
     confidence = 0.8

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dsdoctor import loss_scale
+from dsdoctor import loss_scale, skip_counts
 from dsdoctor.case import Case
 from dsdoctor.finding import Evidence
 from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading
@@ -48,6 +48,8 @@ def histories(case: Case) -> Iterator[LossScaleHistory]:
 
 def read(case: Case, history: LossScaleHistory) -> LossScaleReading:
     """The reading of a history, with advice that fits the job's devices."""
+    if history.counts and not history.attempts:
+        return skip_counts.read(history, bf16_supported=bf16_supported(case))
     return loss_scale.read(history, bf16_supported=bf16_supported(case))
 
 

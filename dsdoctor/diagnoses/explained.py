@@ -1,4 +1,4 @@
-"""Whether an exception is explained by a diagnosis of its own, so that it need not be told as just an exception."""
+"""Whether a more specific diagnosis explains what a general one would only repeat."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def explained(failure: Failure, case: Case) -> bool:
 def has_specific_root(case: Case) -> bool:
     """True if a more specific diagnosis than the general ones is a root of what went wrong."""
     return any(finding.severity == "error" and finding.role == "root" for finding in _specific(case))
+
+
+def holds(case: Case, *identifiers: str) -> bool:
+    """True if one of these diagnoses is found in the case."""
+    from dsdoctor.diagnoses import ALL  # the catalogue contains the modules that ask
+
+    return any(diagnosis.id in identifiers and _examined(diagnosis, case) for diagnosis in ALL)
 
 
 def _specific(case: Case) -> Iterator[Finding]:

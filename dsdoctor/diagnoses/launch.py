@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.explained import explained, has_specific_root
+from dsdoctor.diagnoses.explained import explained, has_specific_root, holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis, users_lines
 from dsdoctor.diagnoses.internal import InternalError
 from dsdoctor.diagnoses.peers import is_peer_failure, roots
@@ -40,7 +41,6 @@ class UserException(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         own = [failure for failure in context.failures(case) if not is_peer_failure(failure)]
         if not own:
-            yield from self._exit_without_exception(case)
             yield from self._exit_in_log(case)
         elif not explained(own[0], case) and not any(InternalError().examine(case)):
             yield self._raised(own[0], own[1:])
@@ -57,22 +57,6 @@ class UserException(Diagnosis):
             confidence=0.85 if first.frames else 0.7,
             fixes=(Fix(text=f"mend it{where}" if where else "read the traceback of that rank"),),
         )
-
-    def _exit_without_exception(self, case: Case) -> Iterator[Finding]:
-        """The script left by itself with an exit code that says failure."""
-        run = context.own_run(case)
-        if run is None or run.outcome != "exited":
-            return
-        left = [r for r in run.ranks if (r.exit_code or 0) > 0 and not r.ended_by_us and not r.completed]
-        if left:
-            text = f"rank {left[0].rank} left with exit code {left[0].exit_code} and without an exception"
-            yield self.finding(
-                cause=text,
-                evidence=(Evidence(source=run.leg, rank=left[0].rank, text=text),),
-                confidence=0.7,
-                caveat="What it printed last says why.",
-                fixes=(Fix(text=f"read the last lines that rank {left[0].rank} printed, in {run.folder}"),),
-            )
 
     def _exit_in_log(self, case: Case) -> Iterator[Finding]:
         """A launcher reports a process that failed by itself, and the exception is not in the log."""
@@ -117,7 +101,7 @@ class PeerFailure(Diagnosis):
             proof += timeouts_as_evidence(case)
         if proof:
             yield self.finding(
-                cause=f"ranks stopped only because another one had gone ({len(proof)} signs of it)",
+                cause="ranks stopped only because another one had gone",
                 evidence=tuple(proof[:MAX_EVIDENCE]),
                 confidence=0.9,
                 fixes=(Fix(text="read the first failing rank instead"),),
@@ -304,6 +288,12 @@ class Cancelled(TextDiagnosis):
         """Only where nothing else had failed before."""
         first = next((f for f in context.failures(case) if not is_peer_failure(f)), failure)
         return self.matched(first) is not None
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        """Who stops a job that hangs, or seems to, only answers to that."""
+        follows = holds(case, "comm/p2p-hang", "hang/slow-not-hung")
+        for found in super().examine(case):
+            yield replace(found, role="consequence") if follows else found
 
 
 class SshOrHostfile(TextDiagnosis):

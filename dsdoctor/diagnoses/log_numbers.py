@@ -10,6 +10,8 @@ from dsdoctor.logs.facts import LogFacts, Point, Series
 
 ZEROS_THAT_COUNT = 3
 """Losses of exactly 0.0 in a row that are no accident."""
+NORMS_THAT_COUNT = 5
+"""Gradient norms of exactly 0 in a row that are no accident."""
 _STAYS_BAD = 3
 
 
@@ -58,6 +60,20 @@ def odd_norms(norms: Series | None, first: Point) -> str | None:
     if all(value == 0 for value in values):
         return "0"
     return f"frozen at {values[0]:.6g}" if len(set(values)) == 1 else None
+
+
+def vanished(logs: LogFacts) -> tuple[Point, ...]:
+    """The gradient norms of exactly 0 that a log ends with, where steps were applied and the loss is neither 0 nor nan.
+
+    A learning rate that stands at 0 means that no step was applied, and its norm is a remainder.
+    """
+    norms, loss, rate = (logs.series_of(name) for name in ("grad_norm", "loss", "lr"))
+    zeros = zeros_at_the_end(norms) if norms is not None else ()
+    if len(zeros) < NORMS_THAT_COUNT or loss is None:
+        return ()
+    losses, rates = _values_from(loss, zeros[0]), _values_from(rate, zeros[0])
+    learning = all(math.isfinite(value) and value != 0 for value in losses) and bool(losses)
+    return zeros if learning and (not rates or any(rates)) else ()
 
 
 def sentinel(norms: Series, first: Point) -> float | None:

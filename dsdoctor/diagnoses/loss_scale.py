@@ -9,12 +9,16 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, remedies
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Evidence, Finding, Fix
-from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading, ScaleAttempt, read
+from dsdoctor.logs.facts import LogFacts
+from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading, ScaleAttempt, SkipCount, read
 from dsdoctor.runs.facts import Failure
 
 MINIMUM_REACHED = "Current loss scale already at minimum"
 HIDDEN_SINCE = (0, 17, 6)
 """First release whose logger does not show overflow lines by default."""
+
+FROZEN_RATES = 5
+"""Lines with a learning rate of 0 after which it is no longer a warm-up that has just begun."""
 
 _FP32 = Fix(
     text="train in fp32, or keep the overflowing module in fp32 (dsdoctor nan names it)",
@@ -53,16 +57,26 @@ class WarmUp(Diagnosis):
                 yield self._found(history, reading)
                 return
 
+    def _unsettled(self, history: LossScaleHistory, steps: str) -> Finding:
+        """The scale that held is not known: the record ends too early, or only a counter tells of the skips."""
+        if not history.attempts:
+            return self.finding(
+                cause=f"{steps} skipped at the start and none after that, by the counter of skipped steps",
+                evidence=_proof(history),
+                confidence=0.85,
+            )
+        last = history.attempts[-1].next_scale
+        return self.finding(
+            cause=f"{steps} skipped at the start; the scale had come down to {_scale(last)} when the record ends",
+            evidence=_proof(history),
+            confidence=0.5,
+            caveat="The record ends before the scale settled, so this could still become a collapse.",
+        )
+
     def _found(self, history: LossScaleHistory, reading: LossScaleReading) -> Finding:
         steps = _steps(reading.skipped)
         if reading.settled_at is None:
-            last = history.attempts[-1].next_scale
-            return self.finding(
-                cause=f"{steps} skipped at the start; the scale had come down to {_scale(last)} when the record ends",
-                evidence=_proof(history),
-                confidence=0.5,
-                caveat="The record ends before the scale settled, so this could still become a collapse.",
-            )
+            return self._unsettled(history, steps)
         fixes: tuple[Fix, ...] = ()
         if reading.recommended_power is not None:
             fixes = (_start_at(reading.recommended_power, "optional: start where the scale settled and skip no step"),)
@@ -99,9 +113,14 @@ class Periodic(Diagnosis):
             if reading.pattern == "periodic":
                 probes = reading.skipped - reading.warmup_skips
                 window = f" of {history.window} steps" if history.window else ""
+                holds = f"; it holds at {_scale(reading.settled_at)}" if reading.settled_at is not None else ""
+                when = (
+                    "right after the scale had grown, once a window"
+                    if history.attempts
+                    else "now and then, once a window"
+                )
                 yield self.finding(
-                    cause=f"{_steps(probes)} skipped right after the scale had grown, once a window{window}; "
-                    f"it holds at {_scale(reading.settled_at)}",
+                    cause=f"{_steps(probes)} skipped {when}{window}{holds}",
                     evidence=_proof(history, skip=reading.warmup_skips),
                     confidence=0.9,
                     fixes=(Fix(text="optional: a larger fp16.loss_scale_window wastes fewer steps"),),
@@ -188,12 +207,8 @@ class Collapse(Diagnosis):
                 return
 
     def _found(self, case: Case, history: LossScaleHistory, reading: LossScaleReading) -> Finding:
-        first, last = history.attempts[0], history.attempts[-1]
         nan_loss = history.loss_finite is False
-        text = (
-            f"{_steps(reading.skipped)} skipped while the scale fell from {_scale(first.scale)} to "
-            f"{_scale(last.next_scale)}, and the gradients overflow still"
-        )
+        text = f"{_steps(reading.skipped)} skipped {_how_far(history)}, and the gradients overflow still"
         if nan_loss:
             text += "; the loss itself is not finite, so no scale can help"
         raised = [context.evidence(f) for f in context.failures(case) if self.claims(f, case)]
@@ -201,9 +216,9 @@ class Collapse(Diagnosis):
         return self.finding(
             cause=text,
             evidence=tuple(dict.fromkeys((*raised[:1], *_proof(history)))),
-            confidence=(0.9 if settled else 0.55),
+            confidence=_sure(history) if settled else 0.55,
             role="consequence" if nan_loss else "root",
-            caveat=None if settled else "The record ends before the scale reached its floor.",
+            caveat=_only_counted(history) if settled else "The record ends before the scale reached its floor.",
             fixes=self._fixes(case, nan_loss),
             keys=("fp16.enabled",),
         )
@@ -291,16 +306,29 @@ class Hidden(Diagnosis):
             return
         if context.config_value(case, "fp16.loss_scale") or logs.steps_seen == 0 or logs.failures:
             return
-        signs = [event.evidence() for event in logs.of_kind("fp16-enabled", "deepspeed-version")]
+        signs = [event.evidence() for event in logs.of_kind("fp16-enabled", "deepspeed-version", "fp16-flag")]
+        signs[2:] = frozen_rate(logs)
         name = ".".join(map(str, version))
         yield self.finding(
             cause=f"fp16 with a dynamic scale on DeepSpeed {name}, whose logger hides overflow lines: none are shown, "
             "which proves nothing",
             evidence=tuple(signs[:3]),
             confidence=0.8,
-            fixes=(Fix(text="make the lines visible and run again", patch={"log_level": "info"}),),
+            fixes=(
+                Fix(text="make the lines visible and run again (0.19.3 and later)", patch={"log_level": "info"}),
+                Fix(text="or print engine.skipped_steps (in any release) beside engine.global_steps"),
+            ),
             keys=("log_level",),
         )
+
+
+def frozen_rate(logs: LogFacts) -> tuple[Evidence, ...]:
+    """Where a learning rate of 0 stands that never moves: a scheduler that waits for the first applied step."""
+    rates = logs.series_of("lr")
+    points = rates.points if rates is not None else ()
+    if len(points) < FROZEN_RATES or any(point.value != 0 for point in points):
+        return ()
+    return (points[-1].evidence,)
 
 
 def _never_applied(history: LossScaleHistory, reading: LossScaleReading) -> bool:
@@ -308,6 +336,29 @@ def _never_applied(history: LossScaleHistory, reading: LossScaleReading) -> bool
     if reading.pattern != "warmup" or reading.settled_at is not None:
         return False
     return history.ended and history.steps_seen is not None and len(history.attempts) >= max(2, history.steps_seen)
+
+
+def _how_far(history: LossScaleHistory) -> str:
+    """How the scale came down, as far as that is known."""
+    if history.attempts:
+        first, last = history.attempts[0], history.attempts[-1]
+        return f"while the scale fell from {_scale(first.scale)} to {_scale(last.next_scale)}"
+    scales = [count.scale for count in history.counts if count.scale is not None]
+    return (
+        f"while the scale fell from {_scale(max(scales))} to {_scale(scales[-1])}"
+        if scales
+        else "to the end, all in a row"
+    )
+
+
+def _sure(history: LossScaleHistory) -> float:
+    return 0.9 if history.attempts else 0.75
+
+
+def _only_counted(history: LossScaleHistory) -> str | None:
+    if history.attempts:
+        return None
+    return "Only the counter of skipped steps is in the log: a scale that does not move at all counts alike."
 
 
 def _hysteresis_caveat(history: LossScaleHistory) -> str:
@@ -321,10 +372,20 @@ def _start_at(power: int, text: str) -> Fix:
 
 
 def _proof(history: LossScaleHistory, *, skip: int = 0) -> tuple[Evidence, ...]:
-    """The first, the second and the last overflow after the first `skip`."""
+    """The first, the second and the last overflow after the first `skip`; or where a counter of them grew."""
+    if not history.attempts:
+        return _counted(history, skip)
     attempts = history.attempts[skip:]
     chosen = [*attempts[:2], *attempts[2:][-1:]]
     return tuple(attempt.evidence or _in_words(history, attempt) for attempt in chosen)
+
+
+def _counted(history: LossScaleHistory, skip: int) -> tuple[Evidence, ...]:
+    """The lines at which the counter passes `skip`, and the last one at which it grew."""
+    before = (SkipCount(step=0, skipped=0), *history.counts)
+    grew = [now for old, now in zip(before, history.counts, strict=False) if now.skipped > old.skipped]
+    chosen = [count for count in grew if count.skipped > skip]
+    return tuple(count.evidence for count in [*chosen[:1], *chosen[1:][-1:]] if count.evidence is not None)
 
 
 def _in_words(history: LossScaleHistory, attempt: ScaleAttempt) -> Evidence:

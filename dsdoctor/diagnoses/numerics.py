@@ -12,6 +12,7 @@ from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Role
 from dsdoctor.logs.facts import LogFacts
+from dsdoctor.loss_scale import LossScaleHistory
 from dsdoctor.runs.facts import Run
 
 BF16_FAMILIES = re.compile(
@@ -57,15 +58,15 @@ class NanLoss(Diagnosis):
         name, before, point = bad
         came = f" after {before.value:.6g}" if before is not None else " from its first value on"
         where = f" at step {point.step:g}" if point.step is not None else ""
-        yield self._found(case, f"{name} is {point.value}{where}{came}", (point.evidence,), 0.85)
+        proof = (point.evidence, *_skips_without_scale(case)[:1])
+        yield self._found(case, f"{name} is {point.value}{where}{came}", proof, 0.85)
 
     def _skipped(self, case: Case) -> Iterator[Finding]:
         """Steps that were skipped although no loss scale is at work: their gradients were not finite."""
         for history in context.histories(case):
             if history.precision != "fp16" and history.attempts:
-                proof = tuple(a.evidence for a in history.attempts[:2] if a.evidence is not None)
                 text = f"the gradients of {len(history.attempts)} steps are not finite, and no loss scale is at work"
-                yield self._found(case, text, proof, 0.8)
+                yield self._found(case, text, _skips_without_scale(case)[:2], 0.8)
 
     def _found(self, case: Case, cause: str, proof: tuple[Evidence, ...], confidence: float) -> Finding:
         role: Role = "consequence" if _bad_input(case) is not None else "root"
@@ -248,10 +249,11 @@ class Underflow(Diagnosis):
     What it is: a gradient below about 2^-24 / loss scale is zero in fp16. With a small scale the model then does not
     learn although nothing fails.
 
-    What proves it: the gradient norm is exactly zero over several applied steps of an fp16 run with a finite loss.
+    What proves it: the gradient norm is exactly zero over several applied steps of an fp16 run with a finite loss that
+    is not zero. In a log the learning rate must not stand at 0, which would mean that no step was applied at all.
 
     When it could be wrong: frozen parameters, a loss that does not depend on the model or fully masked labels give zero
-    gradients in any precision.
+    gradients in any precision; and DeepSpeed up to 0.19.6 shows a norm of 0 where the first steps are skipped.
 
     What to do: this is the one case for a *larger* scale: raise `initial_scale_power`, lower `loss_scale_window`, or
     use bf16.
@@ -263,17 +265,29 @@ class Underflow(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         run = context.own_run(case)
+        if run is None and case.logs is not None:
+            yield from self._in_logs(case, case.logs)
         if run is None or not run.ranks or run.facts is None or run.facts.precision != "fp16":
             return
         applied = [step for step in run.ranks[0].steps if not step.skipped and step.grad_norm is not None]
         if len(applied) < 3 or any(step.grad_norm != 0 for step in applied):
             return
         scale = applied[-1].loss_scale
-        yield self.finding(
-            cause=f"the gradient norm is exactly 0 in all {len(applied)} applied steps at loss scale {scale}",
-            evidence=(
-                Evidence(source=run.leg, rank=run.ranks[0].rank, step=applied[0].index, text="gradient norm 0.0"),
-            ),
+        proof = Evidence(source=run.leg, rank=run.ranks[0].rank, step=applied[0].index, text="gradient norm 0.0")
+        yield self._found(
+            f"the gradient norm is exactly 0 in all {len(applied)} applied steps at loss scale {scale}", proof
+        )
+
+    def _in_logs(self, case: Case, logs: LogFacts) -> Iterator[Finding]:
+        zeros = log_numbers.vanished(logs) if context.precision(case) == "fp16" else ()
+        if zeros:
+            text = f"the gradient norm is exactly 0 in the last {len(zeros)} lines that show it, with a finite loss"
+            yield self._found(text, zeros[0].evidence)
+
+    def _found(self, cause: str, proof: Evidence) -> Finding:
+        return self.finding(
+            cause=cause,
+            evidence=(proof,),
             confidence=0.5,
             caveat="Frozen parameters or fully masked labels give zero gradients in any precision.",
             fixes=(
@@ -289,7 +303,7 @@ class SilentSkip(Diagnosis):
     What it is: in bf16 and fp32 DeepSpeed skips a step whose gradients are not finite (by default from 0.19.3 on, and
     with a line about it only in some wrappers). The weights do not move and the run looks healthy.
 
-    What proves it: the engine's counter of skipped steps, in a run that is not fp16.
+    What proves it: the engine's counter of skipped steps (`step=…, skipped=…` in a log), in a run that is not fp16.
 
     When it could be wrong: it is not: in these precisions nothing is ever skipped for the sake of a scale.
 
@@ -302,6 +316,8 @@ class SilentSkip(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         run = context.own_run(case)
+        if run is None and case.logs is not None and case.logs.loss_scale is not None:
+            yield from self._counted(case, case.logs.loss_scale)
         if run is None or run.facts is None or run.facts.precision == "fp16" or not run.ranks:
             return
         rank = run.ranks[0]
@@ -315,6 +331,19 @@ class SilentSkip(Diagnosis):
                 role="consequence",
                 fixes=remedies.fixes(case),
             )
+
+    def _counted(self, case: Case, history: LossScaleHistory) -> Iterator[Finding]:
+        """A log that shows the skipped steps by a counter alone."""
+        grown = [count for count in history.counts if count.skipped > 0]
+        if history.precision == "fp16" or not grown:
+            return
+        yield self.finding(
+            cause=f"{grown[-1].skipped} of {grown[-1].step} steps were skipped in {history.precision}: their gradients "
+            "were not finite",
+            evidence=tuple(c.evidence for c in (grown[0], grown[-1]) if c.evidence is not None),
+            confidence=0.85,
+            fixes=remedies.fixes(case),
+        )
 
 
 class OverlapCommRace(Diagnosis):
@@ -392,6 +421,20 @@ def _bf16_model_of_run(run: Run) -> Evidence | None:
     return None
 
 
+def _skips_without_scale(case: Case) -> tuple[Evidence, ...]:
+    """The lines about steps that were skipped in a precision that has no loss scale."""
+    unscaled = (history for history in context.histories(case) if history.precision != "fp16")
+    return tuple(a.evidence for history in unscaled for a in history.attempts if a.evidence is not None)
+
+
+def _at_the_floor(history: LossScaleHistory) -> tuple[Evidence, ...]:
+    """The first overflow at the smallest scale, or the last line of the counter."""
+    floor = history.floor or 1
+    lowest = next((one.evidence for one in history.attempts if one.scale <= floor), None)
+    last = history.attempts[-1].evidence if history.attempts else history.counts[-1].evidence
+    return tuple(proof for proof in (lowest or last,) if proof is not None)
+
+
 def _runs_in_fp16(case: Case) -> bool:
     known = context.precision(case)
     return known == "fp16" or (known is None and any(h.precision == "fp16" for h in context.histories(case)))
@@ -405,8 +448,7 @@ def _numeric_trouble(case: Case) -> tuple[Evidence, ...] | None:
         return (Evidence(source=run.leg, rank=health.rank, step=health.step, text=health.why),)
     for history in context.histories(case):
         if context.read(case, history).pattern == "collapse":
-            floor = next((a for a in history.attempts if a.scale <= (history.floor or 1)), history.attempts[-1])
-            return (floor.evidence,) if floor.evidence is not None else ()
+            return _at_the_floor(history)
     if case.logs is not None and (bad := log_numbers.first_bad_point(case, case.logs)) is not None:
         return (bad[2].evidence,)
     return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -18,6 +19,17 @@ FIRST_COLLECTIVES = 10
 IB_TIMEOUT = "12"
 VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|tap)")
 _TIMED_OUT = re.compile(r"collective operation timeout|Timed out waiting \d+ms")
+_NARROWER = (
+    "zero3/generate-hang",
+    "zero3/moe-hang",
+    "zero3/branch-hang",
+    "comm/p2p-hang",
+    "comm/rank0-work-timeout",
+    "hang/uneven-batches",
+    "launch/world-size-mismatch",
+    "version/rank-mismatch",
+)
+"""What tells more about a timeout than that there was one."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _CAUSES_OF_HANGS = ("device-assert", "gpu-fault", "ib-completion", "connect-failed", "oom-kill")
 
@@ -47,9 +59,11 @@ class CollectiveMismatch(TextDiagnosis):
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        pair = _different(_timeouts(case))
+        pair = _different(timeouts(case))
         if pair is None:
             yield from super().examine(case)
+            return
+        if holds(case, "zero3/generate-hang"):
             return
         one, other = pair
         yield self.finding(
@@ -81,7 +95,7 @@ class Rank0Work(Diagnosis):
     title = "the other ranks timed out while rank 0 worked alone"
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        late = _timeouts(case)
+        late = timeouts(case)
         if not late or case.logs is None or case.logs.steps_seen or 0 in {event.rank for event in late}:
             return
         tiny = all(int(e.fields.get("numel", "2")) <= 1 and int(e.fields["seq"]) <= FIRST_COLLECTIVES for e in late)
@@ -121,11 +135,11 @@ class Timeout(Diagnosis):
     title = "a collective timed out"
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        late = _timeouts(case)
+        late = timeouts(case)
         proof = timed_out(case)
-        if not proof or _different(late):
+        if not proof or _different(late) or holds(case, *_NARROWER):
             return
-        silent = _silent(case.logs, late) if case.logs is not None else ()
+        silent = silent_ranks(case.logs, late) if case.logs is not None else ()
         who = f"; rank {silent[0]} says nothing" if len(silent) == 1 else ""
         what = f"{_call(late[0])}, number {late[0].fields['seq']}," if late else "a collective"
         yield self.finding(
@@ -245,7 +259,7 @@ class MoeHang(Diagnosis):
         )
 
 
-def _timeouts(case: Case) -> list[LogEvent]:
+def timeouts(case: Case) -> list[LogEvent]:
     """The watchdog's lines, one a rank and collective."""
     return list(case.logs.of_kind("watchdog")) if case.logs is not None else []
 
@@ -265,7 +279,7 @@ def _call(event: LogEvent) -> str:
     return event.fields["op"] + (f" of {numel} elements" if numel else "")
 
 
-def _silent(logs: LogFacts, late: Sequence[LogEvent]) -> tuple[int, ...]:
+def silent_ranks(logs: LogFacts, late: Sequence[LogEvent]) -> tuple[int, ...]:
     """Ranks that are known of and that did not report the timeout."""
     known = set(logs.ranks) | set(range(max((event.rank or 0 for event in late), default=0) + 1))
     return tuple(sorted(known - {event.rank for event in late}))
@@ -282,7 +296,7 @@ def gather_timeouts(case: Case) -> list[LogEvent]:
     """Timeouts in the gathers of ZeRO-3 that nothing else explains."""
     if context.stage(case) != 3 or _other_cause(case):
         return []
-    return [event for event in _timeouts(case) if event.fields["op"] in _GATHERS]
+    return [event for event in timeouts(case) if event.fields["op"] in _GATHERS]
 
 
 def timed_out(case: Case) -> tuple[Evidence, ...]:
@@ -290,12 +304,12 @@ def timed_out(case: Case) -> tuple[Evidence, ...]:
     if _other_cause(case):
         return ()
     raised = (failure for failure in context.failures(case) if _TIMED_OUT.search(failure.message))
-    return tuple(event.evidence() for event in _timeouts(case)) or tuple(map(context.evidence, raised))
+    return tuple(event.evidence() for event in timeouts(case)) or tuple(map(context.evidence, raised))
 
 
 def timeouts_as_evidence(case: Case) -> list[Evidence]:
     """The watchdog's lines where they only follow another failure."""
-    return [event.evidence() for event in _timeouts(case)] if _other_cause(case) else []
+    return [event.evidence() for event in timeouts(case)] if _other_cause(case) else []
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (

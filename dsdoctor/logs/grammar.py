@@ -90,7 +90,39 @@ EXITS = (
     ),
 )
 
+COUNTS = (
+    # Counters of skipped steps: DeepSpeed's is a sum from the start (kept in checkpoints), Megatron's is of one line.
+    _row("skip-count", "skipped=", r"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+), lr="),
+    _row(
+        "skips-since",
+        "loss scale:",
+        rf"\biteration\s+(?P<step>\d+)/\s*\d+ \|.*?\bloss scale: (?P<scale>{NUMBER})"
+        r"(?:.*?number of skipped iterations:\s+(?P<skipped>\d+))?",
+    ),
+    _row(
+        "timers",
+        "time (ms) |",
+        r"time \(ms\) \|.*?\b(?:fwd|forward): (?P<forward>[\d.]+) \|.*?\b(?:bwd|backward): (?P<backward>[\d.]+)"
+        r" \|.*?\bstep: (?P<step>[\d.]+)",
+    ),
+)
+
 EVENTS = (
+    _row("nccl-p2p", "via P2P/", r"NCCL INFO Channel .* via P2P/"),
+    _row(
+        "nccl-version",
+        "NCCL INFO NCCL version",
+        r"(?P<process>(?:[\w.-]+:)?\d+):\d+ \[\d+\] NCCL INFO NCCL version (?P<nccl>\d+\.\d+\.\d+)",
+    ),
+    _row("nccl-truncated", "Message truncated", r"NCCL WARN Message truncated : received \d+ bytes instead of \d+"),
+    _row("slow-bar", "s/it", r"\| *\d+/\d+ \[[^\]]*?, *(?:[6-9]\d|\d{3,})(?:\.\d+)?s/it"),
+    _row("generate-frame", "generation/utils.py", r"^\s*\w+ \(\S*generation/utils\.py:\d+"),
+    _row("cpu-adam", ("Adam Optimizer #", "CPU Offload: True"), r"Adam Optimizer #\d+ is created|CPU Offload: True"),
+    _row(
+        "one-thread",
+        "OMP_NUM_THREADS",
+        r"OMP_NUM_THREADS environment variable for each process to be 1\b|\bOMP_NUM_THREADS=1\b",
+    ),
     _row("cache-flush", "pytorch allocator cache flushes", r"\d+ pytorch allocator cache flushes since last step"),
     _row("extensions-root", "as PyTorch extensions root", r"Using (?P<folder>\S+) as PyTorch extensions root"),
     _row(
@@ -251,7 +283,7 @@ IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Ex
 ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert")
 """Kinds that count inside a traceback too, even in one of a destructor; everything else there is code or a message."""
 
-ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *EVENTS)
+ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *COUNTS, *EVENTS)
 BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {
     literal: tuple(row for row in ALL if literal in row.literals) for row in ALL for literal in row.literals
 }

@@ -10,12 +10,16 @@ from typing import Any
 from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
 from dsdoctor.logs.series import SeriesBuilder
-from dsdoctor.logs.timeline import ScaleTimeline, history
-from dsdoctor.loss_scale import LossScaleHistory
+from dsdoctor.logs.timeline import ScaleTimeline, SkipCounter, history
+from dsdoctor.loss_scale import LossScaleHistory, SkipCount
 from dsdoctor.runs.facts import Failure
 
 PROGRESS_THAT_CLEARS = 3
-"""Steps done after an exception from which on it had not ended the job."""
+"""Steps done after an exception, or another end, from which on it had not ended the job."""
+ENDS = ("cancelled", "sighup", "oom-kill", "ssh-failed", "closing-signal", "peer-lost", "local-rank-refused")
+"""Kinds of events that tell of the end of a process: what goes on for long after one of them is another attempt."""
+_COUNTERS = ("skip-count", "skips-since")
+_TIMERS = {"forward": "forward_ms", "backward": "backward_ms", "step": "step_ms"}
 MINIMUM_REACHED = "Current loss scale already at minimum"
 MAX_TEXT = 300
 MAX_FAILURES = 200
@@ -41,12 +45,20 @@ class _Counted:
     first: LogEvent
     count: int = 1
     last_line: int = 0
+    progress: int = 0
+    """What `steps_shown` was when it came last."""
 
 
 @dataclass
 class _Candidate:
     failure: Failure
     order: int
+    progress: int
+
+
+@dataclass
+class _Exited:
+    exit: ProcessExit
     progress: int
 
 
@@ -58,6 +70,7 @@ class Story:
     step: int | None = None
     steps_seen: int = 0
     scale: ScaleTimeline = field(default_factory=ScaleTimeline)
+    skips: SkipCounter = field(default_factory=SkipCounter)
     config: Mapping[str, Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -65,14 +78,14 @@ class Story:
     unreadable: list[str] = field(default_factory=list)
     unfinished: list[tuple[str, int]] = field(default_factory=list)
     last: Place | None = None
+    series: dict[str, SeriesBuilder] = field(default_factory=dict)
     _order: int = 0
     _progress: int = 0
     _last_progress: int | None = None
     _finished: int | None = None
     _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
-    _exits: dict[tuple[int | None, int], ProcessExit] = field(default_factory=dict)
+    _exits: dict[tuple[int | None, int], _Exited] = field(default_factory=dict)
     _failures: list[_Candidate] = field(default_factory=list)
-    _series: dict[str, SeriesBuilder] = field(default_factory=dict)
 
     def tick(self) -> int:
         """The place of the next item in the story."""
@@ -96,10 +109,16 @@ class Story:
             self.steps_seen = count
 
     def value(self, name: str, number: float, place: Place) -> None:
-        builder = self._series.setdefault(name, SeriesBuilder(name))
+        builder = self.series.setdefault(name, SeriesBuilder(name))
         builder.add(self.step, number, place.line, place.source, place.rank, place.text[:MAX_TEXT])
 
     def event(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
+        if kind in _COUNTERS:
+            self._counted(kind, fields, place)
+            return
+        if kind == "timers":
+            self._timed(fields, place)
+            return
         order = self.tick()
         if kind == "finished":
             self._finished = order
@@ -108,6 +127,7 @@ class Story:
         if known is not None:
             known.count += 1
             known.last_line = place.line
+            known.progress = self._progress
             return
         if len(self._events) >= MAX_EVENTS:
             return
@@ -122,14 +142,28 @@ class Story:
             step=self.step,
             fields=dict(fields),
         )
-        self._events[key] = _Counted(first, last_line=place.line)
+        self._events[key] = _Counted(first, last_line=place.line, progress=self._progress)
+
+    def _counted(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
+        scale = float(fields["scale"]) if "scale" in fields else None
+        step, skipped = int(fields["step"]), int(fields.get("skipped", "0"))
+        if scale is not None:
+            self.value("loss_scale", scale, place)
+        count = SkipCount(step=step, skipped=skipped, scale=scale, evidence=place.evidence(step))
+        add = self.skips.add if kind == "skip-count" else self.skips.add_since
+        add((place.source, place.rank), count)
+
+    def _timed(self, fields: Mapping[str, str], place: Place) -> None:
+        for name, series in _TIMERS.items():
+            if name in fields:
+                self.value(series, float(fields[name]), place)
 
     def exit(self, code: int, rank: int | None, place: Place, *, by_launcher: bool = False) -> None:
         order = self.tick()
-        self._exits.setdefault(
-            (rank, code),
-            ProcessExit(code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher),
+        exit = ProcessExit(
+            code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher
         )
+        self._exits.setdefault((rank, code), _Exited(exit, self._progress)).progress = self._progress
 
     @property
     def steps_shown(self) -> int:
@@ -143,9 +177,10 @@ class Story:
 
     def facts(self, sources: tuple[str, ...]) -> LogFacts:
         """Everything that was understood."""
-        failures = tuple(candidate.failure for candidate in self._kept())
-        series = tuple(builder.build() for builder in self._series.values())
-        end = self._end(failures)
+        exits = tuple(exited.exit for exited in self._exits.values() if not self._survived(exited.progress))
+        failures = tuple(candidate.failure for candidate in self._kept(exits))
+        series = tuple(builder.build() for builder in self.series.values())
+        end = self._end(failures, exits)
         return LogFacts(
             sources=sources,
             lines=self.lines,
@@ -153,7 +188,7 @@ class Story:
             steps_seen=self.steps_seen,
             events=tuple(self._all_events()),
             failures=failures,
-            exits=tuple(self._exits.values()),
+            exits=exits,
             loss_scale=self._history(failures, end),
             series=series,
             config=self.config,
@@ -166,10 +201,20 @@ class Story:
             unfinished=tuple(self.unfinished),
         )
 
-    def _kept(self) -> list[_Candidate]:
-        """The exceptions that were not survived, oldest first."""
-        died = any(exit.code != 0 for exit in self._exits.values())
-        kept = [c for c in self._failures if self._progress - c.progress < PROGRESS_THAT_CLEARS]
+    def _survived(self, progress: int) -> bool:
+        """True if the job went on after something that came when `steps_shown` was `progress`."""
+        return self._progress - progress >= PROGRESS_THAT_CLEARS
+
+    def _kept(self, exits: tuple[ProcessExit, ...]) -> list[_Candidate]:
+        """The exceptions that were not survived, oldest first.
+
+        Where a process failed by itself and no such exception is left, what it printed before came late, out of a
+        buffer: then the last exception counts.
+        """
+        died = any(exit.code != 0 for exit in exits)
+        kept = [c for c in self._failures if not self._survived(c.progress)]
+        if not kept and any(exit.code > 0 for exit in exits):
+            kept = self._failures[-1:]
         if self._finished is not None and not died:
             finished = self._finished
             kept = [candidate for candidate in kept if candidate.order > finished]
@@ -177,11 +222,12 @@ class Story:
         return sorted(kept, key=lambda c: ((c.failure.time or 0.0) if timed else 0.0, c.order))
 
     def _all_events(self) -> list[LogEvent]:
-        found = [replace(c.first, count=c.count, last_line=c.last_line) for c in self._events.values()]
+        lasting = (c for c in self._events.values() if c.first.kind not in ENDS or not self._survived(c.progress))
+        found = [replace(c.first, count=c.count, last_line=c.last_line) for c in lasting]
         return sorted(found, key=lambda event: event.order)
 
-    def _end(self, failures: tuple[Failure, ...]) -> End:
-        if failures or any(exit.code != 0 for exit in self._exits.values()):
+    def _end(self, failures: tuple[Failure, ...], exits: tuple[ProcessExit, ...]) -> End:
+        if failures or any(exit.code != 0 for exit in exits):
             return "failed"
         return "finished" if self._finished is not None else "open"
 
@@ -193,11 +239,12 @@ class Story:
         if raised is not None:
             text = f"{raised.type}: {raised.message}".splitlines()[0]
             proof = Evidence(source=raised.source, line=raised.line, rank=raised.rank, step=raised.step, text=text)
-        losses = [point.value for point in self._series["loss"].build().points] if "loss" in self._series else []
+        losses = [point.value for point in self.series["loss"].build().points] if "loss" in self.series else []
         # The Trainer prints 0.0 for a loss that is not finite, so a 0.0 at the end says nothing.
         known = bool(losses) and losses[-1] != 0
         return history(
             lines,
+            counts=self.skips.counts(),
             config=self.config or {},
             precision=precision,
             steps_seen=self.steps_seen or None,

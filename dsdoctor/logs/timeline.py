@@ -1,17 +1,19 @@
-"""The story of the loss scale out of single overflow lines."""
+"""The story of the loss scale out of single overflow lines, or out of counters of skipped steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dsdoctor.finding import Evidence
-from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt
+from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt, SkipCount
 
 MAX_ATTEMPTS = 200_000
 """Overflows kept of one rank; a log that has more tells nothing new."""
+MAX_COUNTS = 4000
+"""Lines of a counter kept of one rank; as they add up, every second one can be left out of a longer log."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,36 @@ class ScaleTimeline:
         return lines
 
 
+class SkipCounter:
+    """Collects what counters of skipped steps say, by the rank that printed them, always as sums from the start."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[tuple[str, int | None], list[SkipCount]] = {}
+
+    def add(self, key: tuple[str, int | None], count: SkipCount) -> None:
+        """A line that says how many steps were skipped so far."""
+        counts = self._by_rank.setdefault(key, [])
+        if counts and count.step <= counts[-1].step:
+            return
+        counts.append(count)
+        if len(counts) > MAX_COUNTS:
+            del counts[1:-1:2]
+
+    def add_since(self, key: tuple[str, int | None], count: SkipCount) -> None:
+        """A line that says how many steps were skipped since the line before."""
+        counts = self._by_rank.get(key)
+        self.add(key, replace(count, skipped=count.skipped + (counts[-1].skipped if counts else 0)))
+
+    def counts(self) -> tuple[SkipCount, ...]:
+        """Those of the rank that tells most."""
+        longest: list[SkipCount] = max(self._by_rank.values(), key=len, default=[])
+        return tuple(longest)
+
+
 def history(
     lines: list[Overflow],
     *,
+    counts: tuple[SkipCount, ...] = (),
     config: Mapping[str, Any],
     precision: str | None,
     steps_seen: int | None,
@@ -64,7 +93,10 @@ def history(
     loss_finite: bool | None,
     ended: bool,
 ) -> LossScaleHistory | None:
-    """The overflows as one history, None where there are none. `raised` is the exception at the minimum scale."""
+    """The overflows as one history, None where nothing tells of any. `raised` is the exception at the minimum scale.
+
+    `counts` stand for the overflows where these have no lines of their own.
+    """
     unscaled = bool(lines) and all(line.scale is None for line in lines)
     fp16 = config.get("fp16")
     settings = fp16 if isinstance(fp16, Mapping) else {}
@@ -73,7 +105,7 @@ def history(
     if raised is not None:
         last = attempts[-1].next_scale if attempts else _number(settings.get("min_loss_scale")) or 1.0
         attempts.append(ScaleAttempt(step=raised.step, scale=last, next_scale=last, raised=True, evidence=raised))
-    if not attempts:
+    if not attempts and not _count_something(counts):
         return None
     known: Literal["fp16", "bf16", "fp32"] = "fp16"
     if precision in ("bf16", "fp32") or (unscaled and precision is None):
@@ -81,8 +113,9 @@ def history(
     power = _number(settings.get("initial_scale_power"))
     window, hysteresis = _number(settings.get("loss_scale_window")), _number(settings.get("hysteresis"))
     return LossScaleHistory(
-        source=lines[0].source if lines else (raised.source if raised is not None else ""),
+        source=_source(lines, counts, raised),
         attempts=tuple(attempts),
+        counts=() if attempts else counts,
         steps_seen=None if steps_seen is None else max(steps_seen, len(attempts)),
         dynamic=static is None and not unscaled,
         precision=known,
@@ -93,6 +126,19 @@ def history(
         loss_finite=loss_finite,
         ended=ended,
     )
+
+
+def _count_something(counts: tuple[SkipCount, ...]) -> bool:
+    """True if a step was skipped, or a scale is at work (without one, 1.0 is printed)."""
+    return any(count.skipped for count in counts) or any((count.scale or 0) > 1 for count in counts)
+
+
+def _source(lines: list[Overflow], counts: tuple[SkipCount, ...], raised: Evidence | None) -> str:
+    if lines:
+        return lines[0].source
+    if raised is not None:
+        return raised.source
+    return next((count.evidence.source for count in counts if count.evidence is not None), "")
 
 
 def _attempt(line: Overflow, static: float | None) -> ScaleAttempt:

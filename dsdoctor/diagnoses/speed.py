@@ -1,0 +1,80 @@
+"""Steps that take their time outside of forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from dsdoctor.case import Case
+from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.logs.facts import LogFacts
+
+TIMED_STEPS = 3
+"""Lines of timers below which they may be the first steps, which are always slow."""
+MOST = 0.6
+"""Share of a step from which on the optimizer is what takes the time."""
+
+
+class OffloadBound(Diagnosis):
+    """Most of the step is spent in the optimizer on the CPU, or in moving its states.
+
+    What it is: with `offload_optimizer` Adam runs on the CPU. With one thread a rank (`OMP_NUM_THREADS=1`, which
+    torchrun sets by default), too few cores, or slow memory it takes longer than forward and backward together.
+
+    What proves it: DeepSpeed's own timers (`wall_clock_breakdown`): `step` is more than 60 % of forward, backward and
+    step, and the optimizer is offloaded.
+
+    When it could be wrong: forward and backward of a tiny model are so short that any optimizer looks long; the timers
+    of the first steps hold allocations.
+
+    What to do: more threads (`OMP_NUM_THREADS` = cores / ranks, `deepspeed --bind_cores_to_rank`), more accumulation so
+    that the optimizer runs less often, or less offloading: a higher stage on more GPUs, or `ratio` below 1.
+    """
+
+    id = "speed/offload-bound"
+    severity = "warning"
+    title = "most of the step is the optimizer on the CPU"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        logs = case.logs
+        offloaded = _offloaded(case)
+        if logs is None or offloaded is None:
+            return
+        times = {name: _times(logs, name) for name in ("forward_ms", "backward_ms", "step_ms")}
+        if any(len(values) < TIMED_STEPS for values in times.values()):
+            return
+        usual = {name: median(values) for name, values in times.items()}
+        share = usual["step_ms"] / (sum(usual.values()) or 1)
+        if share <= MOST:
+            return
+        series = logs.series_of("step_ms")
+        points = series.points[-1:] if series is not None else ()
+        threads = [event.evidence() for event in logs.of_kind("one-thread")]
+        yield self.finding(
+            cause=f"the optimizer takes {usual['step_ms'] / 1000:.3g} s of each step ({share:.0%} of it) on the CPU"
+            + (", with one thread a rank" if threads else ""),
+            evidence=(*(point.evidence for point in points), *offloaded, *threads[:1]),
+            confidence=0.8,
+            fixes=(
+                Fix(text="give it threads: OMP_NUM_THREADS = cores / ranks, or deepspeed --bind_cores_to_rank"),
+                Fix(text="run it less often (more gradient_accumulation_steps), or offload less"),
+            ),
+            keys=("zero_optimization.offload_optimizer",),
+        )
+
+
+def _offloaded(case: Case) -> tuple[Evidence, ...] | None:
+    """What says that the optimizer is offloaded; None if nothing does."""
+    device = context.config_value(case, "zero_optimization.offload_optimizer.device")
+    shown = [event.evidence() for event in case.logs.of_kind("cpu-adam")] if case.logs is not None else []
+    return tuple(shown[:1]) if shown or device in ("cpu", "nvme") else None
+
+
+def _times(logs: LogFacts, name: str) -> list[float]:
+    series = logs.series_of(name)
+    return [point.value for point in series.points] if series is not None else []
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (OffloadBound(),)

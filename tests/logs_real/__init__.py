@@ -1,0 +1,1 @@
+"""Whole logs: written after what programs print, and produced by running them."""

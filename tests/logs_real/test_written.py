@@ -1,0 +1,37 @@
+"""What is said of whole logs that were written after what programs print."""
+
+import pytest
+
+from dsdoctor.analysis import analyze_log
+from tests.logs_real import communication, healthy, numbers, processes, software
+
+LOGS = [*numbers.CASES, *processes.CASES, *communication.CASES, *software.CASES, *healthy.CASES]
+
+
+@pytest.mark.parametrize("written", LOGS, ids=lambda written: written.name)
+def test_written_log(written, tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(written.text, encoding="utf-8")
+    analysis = analyze_log(path)
+    assert not analysis.broken
+    findings = analysis.findings
+    alarming = [finding.id for finding in findings if finding.severity != "info"]
+    said = {finding.id for finding in findings}
+    if written.primary is None:
+        assert alarming == []
+    else:
+        assert findings
+        assert findings[0].id in (written.primary, *written.accept), alarming
+        lines = " ".join(evidence.text for evidence in findings[0].evidence)
+        assert written.line in lines, lines
+        assert all(evidence.line is None or evidence.line <= analysis.logs.lines for evidence in findings[0].evidence)
+    assert set(written.also) <= said
+    assert not set(written.absent) & said
+    scale = analysis.to_dict().get("loss_scale", {})
+    assert written.skipped is None or scale.get("skipped") == written.skipped
+    assert written.settled is None or scale.get("settled_at") == written.settled
+
+
+def test_names_are_unique():
+    names = [written.name for written in LOGS]
+    assert len(names) == len(set(names))
