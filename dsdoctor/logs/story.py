@@ -45,8 +45,8 @@ class _Counted:
     first: LogEvent
     count: int = 1
     last_line: int = 0
-    progress: int = 0
-    """What `steps_shown` was when it came last."""
+    reached: int = 0
+    """The step that its source had reached when it came last."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Candidate:
 @dataclass
 class _Exited:
     exit: ProcessExit
-    progress: int
+    reached: int
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Story:
     _progress: int = 0
     _last_progress: int | None = None
     _finished: int | None = None
+    _reached: dict[str, int] = field(default_factory=dict)
     _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
     _exits: dict[tuple[int | None, int], _Exited] = field(default_factory=dict)
     _failures: list[_Candidate] = field(default_factory=list)
@@ -99,6 +100,7 @@ class Story:
             self._progress += 1
             self._last_progress = order
             self.steps_seen = step
+        self._reach(step)
         self.step = step
 
     def shown(self, count: int) -> None:
@@ -107,6 +109,11 @@ class Story:
             self._progress += 1
             self._last_progress = self.tick()
             self.steps_seen = count
+        self._reach(count)
+
+    def _reach(self, step: int) -> None:
+        source = self.last.source if self.last is not None else ""
+        self._reached[source] = max(step, self._reached.get(source, 0))
 
     def value(self, name: str, number: float, place: Place) -> None:
         builder = self.series.setdefault(name, SeriesBuilder(name))
@@ -127,7 +134,7 @@ class Story:
         if known is not None:
             known.count += 1
             known.last_line = place.line
-            known.progress = self._progress
+            known.reached = self._reached.get(place.source, 0)
             return
         if len(self._events) >= MAX_EVENTS:
             return
@@ -142,7 +149,7 @@ class Story:
             step=self.step,
             fields=dict(fields),
         )
-        self._events[key] = _Counted(first, last_line=place.line, progress=self._progress)
+        self._events[key] = _Counted(first, last_line=place.line, reached=self._reached.get(place.source, 0))
 
     def _counted(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
         scale = float(fields["scale"]) if "scale" in fields else None
@@ -163,7 +170,8 @@ class Story:
         exit = ProcessExit(
             code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher
         )
-        self._exits.setdefault((rank, code), _Exited(exit, self._progress)).progress = self._progress
+        reached = self._reached.get(place.source, 0)
+        self._exits.setdefault((rank, code), _Exited(exit, reached)).reached = reached
 
     @property
     def steps_shown(self) -> int:
@@ -177,7 +185,11 @@ class Story:
 
     def facts(self, sources: tuple[str, ...]) -> LogFacts:
         """Everything that was understood."""
-        exits = tuple(exited.exit for exited in self._exits.values() if not self._survived(exited.progress))
+        exits = tuple(
+            exited.exit
+            for exited in self._exits.values()
+            if not self._went_on(exited.exit.evidence.source, exited.reached)
+        )
         failures = tuple(candidate.failure for candidate in self._kept(exits))
         series = tuple(builder.build() for builder in self.series.values())
         end = self._end(failures, exits)
@@ -201,9 +213,9 @@ class Story:
             unfinished=tuple(self.unfinished),
         )
 
-    def _survived(self, progress: int) -> bool:
-        """True if the job went on after something that came when `steps_shown` was `progress`."""
-        return self._progress - progress >= PROGRESS_THAT_CLEARS
+    def _went_on(self, source: str, reached: int) -> bool:
+        """True if that source shows steps beyond those it had reached when something came."""
+        return self._reached.get(source, 0) - reached >= PROGRESS_THAT_CLEARS
 
     def _kept(self, exits: tuple[ProcessExit, ...]) -> list[_Candidate]:
         """The exceptions that were not survived, oldest first.
@@ -212,7 +224,7 @@ class Story:
         buffer: then the last exception counts.
         """
         died = any(exit.code != 0 for exit in exits)
-        kept = [c for c in self._failures if not self._survived(c.progress)]
+        kept = [c for c in self._failures if self._progress - c.progress < PROGRESS_THAT_CLEARS]
         if not kept and any(exit.code > 0 for exit in exits):
             kept = self._failures[-1:]
         if self._finished is not None and not died:
@@ -222,7 +234,11 @@ class Story:
         return sorted(kept, key=lambda c: ((c.failure.time or 0.0) if timed else 0.0, c.order))
 
     def _all_events(self) -> list[LogEvent]:
-        lasting = (c for c in self._events.values() if c.first.kind not in ENDS or not self._survived(c.progress))
+        lasting = (
+            counted
+            for counted in self._events.values()
+            if counted.first.kind not in ENDS or not self._went_on(counted.first.source, counted.reached)
+        )
         found = [replace(c.first, count=c.count, last_line=c.last_line) for c in lasting]
         return sorted(found, key=lambda event: event.order)
 
