@@ -91,8 +91,8 @@ def _processes(run: Run) -> Health | None:
     trouble = _OF_PROCESS.get(run.outcome)
     if trouble is None:
         return None
-    first = run.failures[0] if run.failures else None
-    if first is not None:
+    if run.outcome == "raised" and run.failures:
+        first = run.failures[0]
         message = first.message.strip().splitlines()[0] if first.message.strip() else ""
         why = f"rank {first.rank} raised {first.type}: {message}".rstrip(": ")
         return Health(trouble=trouble, why=why, step=first.step, rank=first.rank)

@@ -118,15 +118,26 @@ def _of_a_rank(rank: RankRun) -> Outcome:
 
 
 def why(
-    outcome: Outcome, first: RankRun | None, ended: Ended, ranks: Sequence[RankRun], tail: str, limit: float
+    outcome: Outcome,
+    first: RankRun | None,
+    ended: Ended,
+    ranks: Sequence[RankRun],
+    tail: str,
+    limit: float,
+    printed: str = "",
 ) -> str:
-    """One sentence to `outcome`; `tail` are the last lines of the launcher, `limit` the seconds that were up."""
+    """One sentence to `outcome`.
+
+    `tail` are the last lines of the launcher, `limit` the seconds that were up, `printed` is the last line on the
+    stderr of `first`.
+    """
     if ended.reason == "memory":
         return "stopped by dsdoctor: host memory was nearly used up, the kernel would have killed a process"
     if outcome == "not-started":
         return f"no rank was started; the launcher said: {tail}" if tail else "no rank was started"
     if first is not None:
-        return f"rank {first.rank} {_what(first)}"
+        words = f"; it printed last: {printed}" if outcome == "exited" and printed else ""
+        return f"rank {first.rank} {_what(first)}{words}"
     if outcome in ("hung", "timeout"):
         waiting = ", ".join(f"rank {rank.rank} in {rank.last_phase}" for rank in ranks if not rank.completed)
         what = "no progress of any rank for" if outcome == "hung" else "not done after"

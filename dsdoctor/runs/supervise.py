@@ -6,6 +6,7 @@ Whatever happens in here or to this process, nothing that it started stays (see 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import time
@@ -55,6 +56,7 @@ _COMPILERS = {
 }
 _SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
 _TAIL_LINES = 5
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +220,7 @@ def _gather(spec: RunSpec, leg: Leg, limits: Limits, expected: int, seen: _Seen)
         outcome=result,
         ranks=tuple(ranks),
         seconds=seen.seconds,
-        why=outcome.why(result, first, ended, ranks, _last_words(folder), limit),
+        why=outcome.why(result, first, ended, ranks, _last_words(folder), limit, _last_line(folder, first)),
         model=next((trace.model for trace in traces if trace.model is not None), None),
         facts=next((trace.facts for trace in traces if trace.facts is not None), None),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
@@ -303,9 +305,16 @@ def _last_words(folder: Path) -> str:
     return "\n".join(list(dict.fromkeys(told))[-_TAIL_LINES:])
 
 
+def _last_line(folder: Path, rank: RankRun | None) -> str:
+    """What the rank printed last to stderr: argparse and `sys.exit("...")` say there what was wrong."""
+    return _tail(folder / f"stderr-rank{rank.rank}.txt", lines=1) if rank is not None else ""
+
+
 def _tail(path: Path, lines: int) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb") as file:
+            file.seek(max(0, os.stat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

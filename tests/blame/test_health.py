@@ -1,6 +1,7 @@
 """The judgement of single runs: what is a failure and what only looks like one."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -93,3 +94,10 @@ def test_the_first_exception_in_time_is_the_one_that_is_told():
     health = judge(run(outcome="raised", ranks=ranks))
     assert (health.rank, health.step) == (1, 6)
     assert "KeyError" in health.why
+
+
+def test_a_killed_rank_is_told_and_not_the_exception_of_the_peer_that_lost_it():
+    lost = Failure(rank=0, type="RuntimeError", message="Connection closed by peer", time=12.0)
+    ranks = (RankRun(rank=0, failure=lost), RankRun(rank=1, exit_code=-9))
+    killed = "rank 1 was ended by signal 9 (SIGKILL)"
+    assert judge(replace(run(outcome="killed", ranks=ranks), why=killed)).why == killed

@@ -42,7 +42,6 @@ POSITIVE = {
         failed("KeyError", "'label'", USER),
         Case(runs=(run(LOST, KEY),)),
         log_failure("ValueError", "sample 48113: 2047 labels for 2048 tokens", TORCH, USER),
-        Case(runs=(run(exits=((1, 3),), outcome="exited"),)),
         log(exits=(process_exit(1, rank=0),)),
     ],
     "launch/peer-failure": [
@@ -81,6 +80,7 @@ NEGATIVE = {
         failed("AssertionError", "Check batch related parameters. train_batch_size is not equal to "
                "micro_batch_per_gpu * gradient_acc_step * world_size 50 != 4 * 3 * 2", INITIALIZE),
         Case(runs=(run(), run(KEY, leg="without-deepspeed"))),
+        Case(runs=(run(exits=((1, 3),), outcome="exited"),)),
         log(event("local-rank-refused"), exits=(process_exit(2),)),
         log(exits=(process_exit(1, rank=0), process_exit(-9, rank=1))),
     ],

@@ -64,6 +64,7 @@ def do_raise(trace: TraceWriter, folder: Path) -> None:
 
 def do_exit_3(trace: TraceWriter, folder: Path) -> None:
     trace.finish(3)
+    print("usage: train.py\n\ntrain.py: error: no such option: --lr\n", file=sys.stderr)
     sys.exit(3)
 
 

@@ -95,11 +95,14 @@ def test_rank_that_dies_by_a_signal_is_killed_and_its_peer_a_victim(
     assert run.oom_kills == 0
 
 
-@pytest.mark.parametrize(("todo", "code"), [("exit-3", 3), ("exit-in-silence", 4)])
-def test_exit_with_a_code_is_no_exception(run_ranks: RunRanks, todo: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("todo", "code", "words"),
+    [("exit-3", 3, "; it printed last: train.py: error: no such option: --lr"), ("exit-in-silence", 4, "")],
+)
+def test_exit_with_a_code_is_no_exception(run_ranks: RunRanks, todo: str, code: int, words: str) -> None:
     run = run_ranks(todo, "hang")
 
-    assert (run.outcome, run.why) == ("exited", f"rank 0 ended with exit code {code}")
+    assert (run.outcome, run.why) == ("exited", f"rank 0 ended with exit code {code}{words}")
     assert run.ranks[0].exit_code == code
 
 
