@@ -53,7 +53,8 @@ class WarmUp(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         for history in context.histories(case):
             reading = context.read(case, history)
-            if reading.pattern == "warmup" and history.loss_finite is not False:
+            searched = reading.pattern == "warmup" or (reading.pattern == "outliers" and reading.warmup_skips > 0)
+            if searched and history.loss_finite is not False:
                 yield self._found(history, reading)
                 return
 
@@ -74,14 +75,16 @@ class WarmUp(Diagnosis):
         )
 
     def _found(self, history: LossScaleHistory, reading: LossScaleReading) -> Finding:
-        steps = _steps(reading.skipped)
+        steps = _steps(reading.warmup_skips)
         if reading.settled_at is None:
             return self._unsettled(history, steps)
         fixes: tuple[Fix, ...] = ()
         if reading.recommended_power is not None:
             fixes = (_start_at(reading.recommended_power, "optional: start where the scale settled and skip no step"),)
+        later = reading.skipped - reading.warmup_skips
+        odd = f"; {_steps(later)} skipped later, now and then" if later else ""
         return self.finding(
-            cause=f"{steps} skipped at the start, then the scale held at {_scale(reading.settled_at)}",
+            cause=f"{steps} skipped at the start, then the scale held at {_scale(reading.settled_at)}{odd}",
             evidence=_proof(history),
             confidence=0.95,
             fixes=fixes,

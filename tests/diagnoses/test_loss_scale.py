@@ -82,6 +82,14 @@ def test_warmup_names_the_cheaper_start():
     assert finding.fixes[0].patch == {"fp16": {"initial_scale_power": 10}}
 
 
+def test_a_search_is_told_although_odd_batches_overflow_later():
+    odd = scales((0, 2.0**12, 2.0**11), (1, 2.0**11, 2.0**10), (20, 2.0**10, 2.0**9), steps_seen=100, window=1000)
+    (finding,) = found(played(odd), "loss-scale/warmup")
+    assert finding.severity == "info"
+    assert finding.cause.startswith("2 steps were skipped at the start")
+    assert "1 step was skipped later" in finding.cause
+
+
 def test_collapse_advises_bf16_and_speaks_against_a_larger_scale():
     (finding,) = found(played(COLLAPSE), "loss-scale/collapse")
     assert finding.role == "root"
