@@ -47,6 +47,8 @@ class Reading:
 
     value: Any = None
     offsets: dict[str, int] = field(default_factory=dict)
+    values: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Start and end of each key's value, and of the whole under ""."""
     duplicates: dict[str, list[int]] = field(default_factory=dict)
     quoteless: dict[str, int] = field(default_factory=dict)
     """Strings without quotes, by the offset of the value."""
@@ -117,7 +119,9 @@ class _Reader:
 
     def root(self) -> Any:
         first = self.next_character()
+        start = self.at
         value = self.value() if first in ("{", "[") else self.root_without_braces()
+        self.result.values[""] = (start, self.at)
         if self.next_character():
             raise HjsonError("text goes on after the end of the object", self.at)
         return value
@@ -165,7 +169,10 @@ class _Reader:
                 self.result.offsets[path] = start
                 if len(seen[name]) > 1:
                     self.result.duplicates[path] = seen[name]
+                self.next_character()
+                begin = self.at
                 found[name] = self.value()
+                self.result.values[path] = (begin, begin + len(self.text[begin : self.at].rstrip()))
             if self.after_comma() == closing:
                 self.at += len(closing)
                 return found

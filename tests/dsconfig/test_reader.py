@@ -24,7 +24,11 @@ def test_reads_what_json_wrote(value, indent):
 @given(objects)
 def test_reads_what_hjson_wrote(value):
     text = hjson.dumps(value)
-    assert read(text).value == hjson.loads(text, object_pairs_hook=dict)
+    try:
+        expected = hjson.loads(text, object_pairs_hook=dict)
+    except hjson.HjsonDecodeError:
+        assume(False)  # hjson writes some texts with a backslash that it cannot read back
+    assert read(text).value == expected
 
 
 @given(st.text(alphabet='{}[],:"\n #/*ab1-.e\\', max_size=40))
