@@ -11,6 +11,7 @@ from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import is_peer_failure
+from dsdoctor.diagnoses.standing import in_one_round, own_frame, pair_apart, standing, where
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.logs.facts import LogEvent, LogFacts
 
@@ -40,8 +41,10 @@ class CollectiveMismatch(TextDiagnosis):
     What it is: the order or the shape of collectives depends on the rank: a branch on the rank or on the data, a tensor
     whose length differs, an uneven last batch.
 
-    What proves it: torch's "Detected mismatch between collectives on ranks", or watchdog lines of different ranks that
-    name the same sequence number with another operation or another number of elements.
+    What proves it: torch's "Detected mismatch between collectives on ranks", watchdog lines of different ranks that
+    name the same sequence number with another operation or another number of elements, or the stacks of a run that
+    stands still: in one round of the same loop one rank waits in the engine and another one in a collective elsewhere,
+    such as `save_checkpoint` under `if rank == 0`.
 
     When it could be wrong: sequence numbers of different process groups are not comparable.
 
@@ -62,6 +65,7 @@ class CollectiveMismatch(TextDiagnosis):
         pair = _different(timeouts(case))
         if pair is None:
             yield from super().examine(case)
+            yield from self._in_stacks(case)
             return
         if holds(case, "zero3/generate-hang"):
             return
@@ -72,6 +76,23 @@ class CollectiveMismatch(TextDiagnosis):
             evidence=(one.evidence(), other.evidence()),
             confidence=0.85,
             fixes=self.fixes,
+        )
+
+    def _in_stacks(self, case: Case) -> Iterator[Finding]:
+        """One rank called something that the others, in the same round of the same loop, did not call."""
+        run = standing(case)
+        pair = pair_apart(run) if run is not None else None
+        if run is None or pair is None or not in_one_round(*pair):
+            return
+        waiter, other = pair
+        frame = own_frame(other)
+        place = f"{frame.file}:{frame.line}: {frame.text}" if frame is not None else "another collective"
+        yield self.finding(
+            cause=f"rank {other.rank} waits at {place}, which rank {waiter.rank}, in the {waiter.last_phase} of step "
+            f"{waiter.last_step}, did not call",
+            evidence=tuple(where(run, rank) for rank in run.ranks),
+            confidence=0.9,
+            fixes=(Fix(text="call it on every rank (save_checkpoint, too), or on none"), *self.fixes[:1]),
         )
 
 

@@ -19,12 +19,16 @@ Outcome = Literal["stopped", "finished", "raised", "exited", "killed", "hung", "
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One line of a traceback or stack, outermost first in a list of them."""
+    """One line of a traceback or stack, outermost first in a list of them.
+
+    `loops` are the first lines of the loops around it in its function, innermost first, for a stack of a living rank.
+    """
 
     file: str
     line: int
     function: str
     text: str = ""
+    loops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsdoctor.runs.attendance import STACK_REQUEST, read_attendance
 from dsdoctor.runs.facts import Frame
+from dsdoctor.runs.loops import loops_around
 from dsdoctor.runs.spec import stack_path
 
 _THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
@@ -71,7 +72,8 @@ def parse(text: str) -> tuple[Frame, ...]:
 def _frame(found: re.Match[str]) -> Frame:
     line = int(found["line"]) if found["line"].isdigit() else 0
     text = linecache.getline(found["file"], line).strip() if line else ""
-    return Frame(file=found["file"], line=line, function=found["function"].strip(), text=text)
+    function = found["function"].strip()
+    return Frame(file=found["file"], line=line, function=function, text=text, loops=loops_around(found["file"], line))
 
 
 def _ours(frame: Frame) -> bool:

@@ -263,4 +263,4 @@ def _failure(values: Mapping[str, Any], rank: int, when: float) -> Failure:
 
 
 def _frames(values: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
-    return tuple(Frame(**frame) for frame in values)
+    return tuple(Frame(**{**frame, "loops": tuple(frame.get("loops", ()))}) for frame in values)

@@ -47,12 +47,31 @@ LOST = RankRun(
 )
 RAISED = RankRun(rank=1, steps=steps(8), last_phase="script", failure=Failure(rank=1, type="KeyError", message="'x'"))
 
+LOOP = (70, 60)
+BACKWARD = Frame(file="/home/u/train.py", line=75, function="main", text="engine.backward(loss)", loops=LOOP)
+SAVE = Frame(file="/home/u/train.py", line=78, function="main", text="engine.save_checkpoint(d)", loops=LOOP)
+PAST_INNER = Frame(file="/home/u/train.py", line=82, function="main", text="dist.barrier()", loops=LOOP[1:])
+IN_BACKWARD = RankRun(rank=1, steps=steps(4), last_step=4, last_phase="backward", stack=(BACKWARD, REDUCE, BARRIER))
+SAVES_ALONE = RankRun(rank=0, steps=steps(4), last_step=4, last_phase="script", stack=(SAVE, BARRIER))
+ENDED_EPOCH = RankRun(rank=0, steps=steps(4), last_step=4, last_phase="script", stack=(PAST_INNER, BARRIER))
+
 POSITIVE = {
-    "hang/uneven-batches": [hung(WAITS_IN_STEP, LEFT_LOOP), hung(LOST, ENDED, outcome="raised")],
+    "comm/collective-mismatch": [hung(SAVES_ALONE, IN_BACKWARD)],
+    "hang/uneven-batches": [
+        hung(WAITS_IN_STEP, LEFT_LOOP),
+        hung(LOST, ENDED, outcome="raised"),
+        hung(ENDED_EPOCH, IN_BACKWARD),
+    ],
     "hang/stalled-rank": [hung(WAITS_IN_STEP, SLEEPS), hung(SLEEPS)],
 }
 NEGATIVE = {
+    "comm/collective-mismatch": [
+        hung(WAITS_IN_STEP, LEFT_LOOP),
+        hung(ENDED_EPOCH, IN_BACKWARD),
+        hung(SAVES_ALONE, IN_BACKWARD, outcome="stopped"),
+    ],
     "hang/uneven-batches": [
+        hung(SAVES_ALONE, IN_BACKWARD),
         hung(WAITS_IN_STEP, SLEEPS),
         hung(WAITS_IN_STEP, BOTH_IN_STEP),
         hung(WAITS_IN_STEP, LEFT_LOOP, outcome="stopped"),
@@ -84,3 +103,9 @@ def test_both_ranks_are_in_the_evidence_of_uneven_batches():
     (finding,) = found(hung(WAITS_IN_STEP, LEFT_LOOP), "hang/uneven-batches")
     assert {evidence.rank for evidence in finding.evidence} == {0, 1}
     assert finding.cause.startswith("rank 1 left its training loop after 8 steps")
+
+
+def test_the_call_of_one_rank_alone_is_named():
+    (finding,) = found(hung(SAVES_ALONE, IN_BACKWARD), "comm/collective-mismatch")
+    assert "rank 0 waits at /home/u/train.py:78: engine.save_checkpoint(d)" in finding.cause
+    assert "every rank" in finding.fixes[0].text

@@ -1,0 +1,67 @@
+"""A run that stands still: who waits inside the engine, who is elsewhere, and where each rank's own code stands."""
+
+from __future__ import annotations
+
+from dsdoctor.case import Case
+from dsdoctor.finding import Evidence
+from dsdoctor.runs.facts import Frame, RankRun, Run
+
+ENGINE_PHASES = ("forward", "backward", "step")
+
+
+def pair_apart(run: Run) -> tuple[RankRun, RankRun] | None:
+    """A rank that waits inside the engine, and one that ended or waits in a collective of its own after fewer steps."""
+    waiting = [rank for rank in run.ranks if rank.last_phase in ENGINE_PHASES]
+    away = [rank for rank in run.ranks if rank.completed or (rank.last_phase == "script" and in_collective(rank))]
+    return next(((w, a) for w in waiting for a in away if w.last_step >= len(a.steps)), None)
+
+
+def in_one_round(one: RankRun, other: RankRun) -> bool:
+    """Both stand in the same loop: their stacks part at two lines of one function inside the innermost loop there."""
+    for mine, theirs in zip(one.stack, other.stack, strict=False):
+        if (mine.file, mine.function) != (theirs.file, theirs.function):
+            return False
+        if mine.line != theirs.line:
+            return bool(mine.loops) and mine.loops[0] in theirs.loops
+    return False
+
+
+def standing(case: Case) -> Run | None:
+    """The run with the given config, if it stood still, or if one rank waited until the others were gone."""
+    run = case.run("with-deepspeed")
+    if run is None or len(run.ranks) < 1:
+        return None
+    if run.outcome in ("hung", "timeout"):
+        return run
+    done = [rank.completed for rank in run.ranks]
+    orphaned = any(done) and not all(done) and not any(_own_failure(rank) for rank in run.ranks)
+    return run if orphaned else None
+
+
+def _own_failure(rank: RankRun) -> bool:
+    """An exception that is not just a connection closed by a rank that is gone."""
+    if rank.failure is None:
+        return False
+    words = rank.failure.message.lower()
+    return not any(mark in words for mark in ("closed by peer", "connection reset", "broken pipe", "gloo", "nccl"))
+
+
+def in_collective(rank: RankRun) -> bool:
+    """Its stack goes through torch.distributed or DeepSpeed's communication."""
+    return any(
+        "distributed_c10d" in f.file or "/deepspeed/comm/" in f.file or "/deepspeed/" in f.file for f in rank.stack
+    )
+
+
+def own_frame(rank: RankRun) -> Frame | None:
+    """The innermost frame that is not in an installed package, else the innermost."""
+    own = [f for f in rank.stack if "site-packages" not in f.file and "/lib/python" not in f.file]
+    return own[-1] if own else (rank.stack[-1] if rank.stack else None)
+
+
+def where(run: Run, rank: RankRun) -> Evidence:
+    frame = own_frame(rank)
+    stands = f", at {frame.file}:{frame.line} in {frame.function}: {frame.text}".rstrip(": ") if frame else ""
+    state = "ended" if rank.completed else f"in {rank.last_phase}"
+    text = f"{len(rank.steps)} steps done, {state}{stands}"
+    return Evidence(source=run.leg, rank=rank.rank, step=rank.last_step, text=text)
