@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from dsdoctor.report.curves import Curve
 
@@ -27,13 +28,13 @@ def lines(curve: Curve, *, width: int = WIDTH) -> Iterator[str]:
     """The title with its range, the row of blocks, and a row of marks where steps were skipped."""
     columns = _columns(curve, width)
     least, most = min(curve.finite), max(curve.finite)
-    notes = [f"{least:.6g} to {most:.6g}", f"steps {curve.steps[0]:g} to {curve.steps[-1]:g}"]
+    notes = [f"{_number(curve, least)} to {_number(curve, most)}", f"steps {curve.steps[0]:g} to {curve.steps[-1]:g}"]
     if any(not math.isfinite(value) for value in curve.values):
         notes.append(f"{_NOT_FINITE} not finite")
     if curve.skipped:
         notes.append(f"{_SKIPPED} skipped")
     yield f"{curve.title} ({', '.join(notes)})"
-    yield "  " + "".join(_block(curve, values) for values in columns).rstrip()
+    yield "  " + "".join(_block(curve, values) for values in columns)
     if curve.skipped:
         yield "  " + _marks(curve, width)
 
@@ -42,7 +43,14 @@ def _columns(curve: Curve, width: int) -> list[list[float]]:
     columns: list[list[float]] = [[] for _ in range(width)]
     for step, value in zip(curve.steps, curve.values, strict=True):
         columns[_column(curve, step, width)].append(value)
+    for before, column in pairwise(columns):
+        column.extend(before[-1:] if not column else ())  # what has not been told anew still holds
     return columns
+
+
+def _number(curve: Curve, value: float) -> str:
+    power = math.log2(value) if curve.powers and value > 0 else 0.5
+    return f"2^{power:.0f}" if power.is_integer() else f"{value:.6g}"
 
 
 def _column(curve: Curve, step: float, width: int) -> int:
@@ -53,8 +61,6 @@ def _column(curve: Curve, step: float, width: int) -> int:
 
 def _block(curve: Curve, values: list[float]) -> str:
     """The mean of a column; a value that is not finite shows through."""
-    if not values:
-        return " "
     if any(not math.isfinite(value) for value in values):
         return _NOT_FINITE
     height = sum(map(curve.height, values)) / len(values)

@@ -55,9 +55,16 @@ def test_text_rises_from_the_lowest_block_to_the_highest():
 def test_text_shows_what_is_not_finite_and_what_was_skipped():
     assert "×" in list(plots.lines(BROKEN, width=4))[1]
     title, row, marks = plots.lines(SCALE, width=3)
+    assert "2^0 to 2^16" in title
     assert "! skipped" in title
     assert row == "  █▅▁"  # by powers of two: 8 is half of 16
     assert marks == "  !!"
+
+
+def test_text_holds_a_value_until_the_next_is_told():
+    few = Curve(title="loss scale", steps=(0, 50, 100), values=(4.0, 2.0, 1.0), powers=True)
+    row = list(plots.lines(few, width=10))[1]
+    assert row == "  █████▅▅▅▅▁"
 
 
 def test_blocks_need_an_encoding_that_has_them():
