@@ -13,7 +13,8 @@ from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Blame, Finding, Verdict
-from dsdoctor.runs.facts import Run
+from dsdoctor.frames import users_line
+from dsdoctor.runs.facts import Failure, Run
 
 _ENVIRONMENT = ("environment/", "comm/", "memory/", "build/", "disk/", "hardware/", "nvme/")
 _ENVIRONMENT_IDS = {
@@ -28,7 +29,7 @@ _ENVIRONMENT_IDS = {
     "version/rank-mismatch",
 }
 _DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
-_CONFIG = ("config/", "zero3/", "loss-scale/static")
+_CONFIG = ("config/", "zero3/", "loss-scale/static", "autograd/direct-backward")
 _SCRIPT_IDS = {"launch/local-rank-mismatch"}
 """What only the script can mend, although the plain run, which makes no such check, passes."""
 
@@ -206,21 +207,31 @@ def _numeric(health: Health | None) -> bool:
 
 
 def _alike(view: View) -> bool:
-    """Both legs fail in the same way: the same kind of trouble, and for exceptions the same one, on whichever rank."""
+    """Both legs fail in the same way: the same kind of trouble, on whichever rank.
+
+    For exceptions it is the same type, or the same line of the user's code: DeepSpeed words some of torch's own.
+    """
     one, other = view.given_health, view.plain_health
     if one is None or other is None:
         return False
     if one.trouble == other.trouble == "raised":
-        return bool(_raised(view.given) & _raised(view.plain))
+        mine, theirs = _own_failures(view.given), _own_failures(view.plain)
+        same_type = {failure.type for failure in mine} & {failure.type for failure in theirs}
+        return bool(same_type or _places(mine) & _places(theirs))
     stuck = {"hung", "timeout"}
     return one.trouble == other.trouble or {one.trouble, other.trouble} <= stuck
 
 
-def _raised(run: Run | None) -> set[str]:
-    """The types of what its ranks raised by themselves; only if there is none, of what they raised for lost peers."""
-    failures = run.failures if run is not None else ()
-    own = {failure.type for failure in failures if not is_peer_failure(failure)}
-    return own or {failure.type for failure in failures}
+def _own_failures(run: Run | None) -> list[Failure]:
+    """What its ranks raised by themselves; only if there is none, what they raised for lost peers."""
+    failures = list(run.failures) if run is not None else []
+    return [failure for failure in failures if not is_peer_failure(failure)] or failures
+
+
+def _places(failures: Sequence[Failure]) -> set[tuple[str, int, int | None]]:
+    """File, line and step of the user's code that they came through."""
+    lines = ((users_line(failure.frames), failure.step) for failure in failures)
+    return {(frame.file, frame.line, step) for frame, step in lines if frame is not None}
 
 
 def _where(view: View) -> str:

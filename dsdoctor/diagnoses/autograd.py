@@ -131,4 +131,39 @@ class AttentionDtype(TextDiagnosis):
     fixes = (Fix(text="run the forward pass under autocast, or cast query, key and value to the model's dtype"),)
 
 
-DIAGNOSES: tuple[Diagnosis, ...] = (ReducedTwice(), RecomputeMismatch(), NoGrad(), AttentionDtype())
+class DirectBackward(TextDiagnosis):
+    """A backward pass that did not go through `engine.backward` reached an engine that refuses it.
+
+    What it is: without ZeRO (stage 0) DeepSpeed reduces the gradients in `engine.backward` alone. `loss.backward()`, or
+    the backward pass of another engine whose loss was computed with this one (GAN, distillation), would skip that.
+
+    What proves it: DeepSpeed's message.
+
+    When it could be wrong: with a very old torch the same message comes at every stage.
+
+    What to do: call `engine.backward(loss)`; ZeRO stages 1 to 3 also take `loss.backward()`. A network that another
+    engine's loss only passes through has to be called as `engine.module`.
+    """
+
+    id = "autograd/direct-backward"
+    severity = "error"
+    title = "a backward pass went around engine.backward"
+    forms = (Form(message=r"Direct calls to tensor\.backward\(\) are not supported in this configuration"),)
+    cause = (
+        "a backward pass reached the engine without engine.backward, which DeepSpeed refuses at ZeRO stage 0; the "
+        "script is what to mend"
+    )
+    fixes = (
+        Fix(text="call engine.backward(loss), or use ZeRO stage 1", patch={"zero_optimization": {"stage": 1}}),
+        Fix(text="if another engine's loss passes through this network, call engine.module instead of the engine"),
+    )
+    keys = ("zero_optimization.stage",)
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (
+    ReducedTwice(),
+    RecomputeMismatch(),
+    NoGrad(),
+    AttentionDtype(),
+    DirectBackward(),
+)

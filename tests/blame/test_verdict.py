@@ -6,7 +6,7 @@ from dataclasses import replace
 from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
 from dsdoctor.finding import Finding, FirstBad
-from dsdoctor.runs.facts import EngineFacts, Failure, RankRun, Run, Step
+from dsdoctor.runs.facts import EngineFacts, Failure, Frame, RankRun, Run, Step
 
 NAN = math.nan
 FINE = (Step(index=0, losses=(1.0,)), Step(index=1, losses=(0.9,)))
@@ -102,6 +102,19 @@ def test_which_of_the_ranks_is_the_first_to_raise_is_chance():
     assert blame(raised("with-deepspeed"), plain).blame == "script"
 
 
+def test_the_same_line_of_the_script_at_the_same_step_is_the_same_failure():
+    def at(line):
+        frames = (Frame(file="/home/u/train.py", line=line, function="main", text="engine.backward(loss)"),)
+        deepspeed = Failure(rank=1, type="AssertionError", message="loss must be a scalar", frames=frames, step=0)
+        frames = (replace(frames[0], line=12),)
+        torch = Failure(rank=1, type="RuntimeError", message="grad can be created", frames=frames, step=0)
+        runs = [leg(name, outcome="raised", failure=failure)
+                for name, failure in (("with-deepspeed", deepspeed), ("without-deepspeed", torch))]  # fmt: skip
+        return blame(*runs).blame
+
+    assert (at(12), at(13)) == ("script", "inconclusive")
+
+
 def test_exceptions_for_lost_peers_are_not_what_two_runs_have_in_common():
     lost = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
     peer = Failure(rank=0, type="RuntimeError", message=lost, time=2.0)
@@ -113,6 +126,12 @@ def test_exceptions_for_lost_peers_are_not_what_two_runs_have_in_common():
 def test_a_local_rank_that_the_script_gets_wrong_is_the_scripts_although_the_plain_run_passes():
     found = [finding("launch/local-rank-mismatch")]
     assert blame(raised("with-deepspeed"), leg("without-deepspeed"), findings=found).blame == "script"
+
+
+def test_a_backward_around_the_engine_that_stage_0_refuses_is_the_configs():
+    found = [finding("autograd/direct-backward", keys=("zero_optimization.stage",))]
+    verdict = blame(raised("with-deepspeed"), leg("without-deepspeed"), findings=found)
+    assert (verdict.blame, verdict.culprit) == ("config", ("zero_optimization.stage",))
 
 
 def test_a_proof_comes_before_the_error_that_follows_from_the_key():

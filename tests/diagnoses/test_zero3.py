@@ -29,6 +29,10 @@ SCALAR = "loss must be a scalar tensor. If you need to pass output gradients, ba
 TWICE = (
     "The parameter blocks.2.down.bias has already been reduced.         Gradient computed twice for this partition.  "
 )
+DIRECT = (
+    "Direct calls to tensor.backward() are not supported in this configuration. This occurs when either: (1) your "
+    "PyTorch version lacks required internal APIs, or (2) using ZeRO stage 0. Please use engine.backward(loss) instead."
+)
 
 POSITIVE = {
     "zero3/empty-weights-in-model": [
@@ -57,6 +61,7 @@ POSITIVE = {
         failed("ValueError", "DeepSpeed Zero-3 is not compatible with `low_cpu_mem_usage=True` or with passing a "
                "`device_map`.", USER, stage=3),
     ],
+    "autograd/direct-backward": [failed("RuntimeError", DIRECT, USER, TORCH, BACK)],
     "autograd/reduced-twice": [failed("AssertionError", TWICE, USER, BACK)],
     "autograd/recompute-mismatch": [
         failed("torch.utils.checkpoint.CheckpointError", "Recomputed values for the following tensors have different "
@@ -91,6 +96,7 @@ NEGATIVE = {
         failed("AttributeError", "'Dataset' object has no attribute 'ids'", USER, stage=3),
     ],
     "config/zero3-load-conflict": [failed("ValueError", "device_map is unknown", USER, stage=3), healthy()],
+    "autograd/direct-backward": [failed("RuntimeError", "Direct calls", USER, BACK), healthy()],
     "autograd/reduced-twice": [failed("AssertionError", "already done", USER), healthy()],
     "autograd/recompute-mismatch": [failed("RuntimeError", "metadata", USER)],
     "autograd/no-grad": [
