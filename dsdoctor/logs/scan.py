@@ -1,20 +1,23 @@
 """One pass over one source: find the lines that mean something, read them, and tell the story what they say.
 
-Lines without any literal of the grammar are never decoded; only while a traceback or a config is open is every line
-looked at. So the time goes into searching blocks of bytes, and memory does not grow with the log.
+A block is taken apart into segments, of which those are decoded and read that mean something by their kind
+(`dsdoctor.logs.shapes`); of the steps of training only those that a series keeps (`dsdoctor.logs.bulk`). While a
+traceback or a config is open, every segment is read. Memory does not grow with the log.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from dsdoctor.logs import grammar
+from dsdoctor.logs.bulk import Choice, choose
 from dsdoctor.logs.configs import BEGINS, ConfigBlock, parse
 from dsdoctor.logs.grammar import LinePattern
+from dsdoctor.logs.shapes import Kinds, by_lines, split
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
@@ -27,9 +30,6 @@ ATTENTION = 200
 MAX_SEGMENT = 20_000
 """Characters of a segment that are looked at; what is longer is dumped data."""
 
-_LITERALS = tuple(grammar.BY_LITERAL)
-_STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "Error: ", "{\n", "{\r\n", "train_batch_size")
-_INTERESTING = re.compile("|".join(re.escape(text) for text in (*_LITERALS, *_STRUCTURE)).encode())
 _TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d+))?")
 _GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d+)")
 _LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
@@ -54,13 +54,34 @@ _LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
 _WORDS = {"Killed": -9, "Segmentation fault": -11, "Bus error": -7, "Aborted": -6}
 
 
+class _Place:
+    """Where in a block the reading is: before which of its lines, or of its segments if they stand for lines."""
+
+    def __init__(self, block: bytes) -> None:
+        self.texts, self.keys = split(block, by_lines=by_lines(block))
+        if not self.texts[-1]:
+            self.texts.pop()
+        self.index = 0
+        self._block = block
+        self._offset = 0
+
+    def lines_to(self, index: int) -> int:
+        """Go on to this index; how many lines ended on the way."""
+        if index <= self.index:
+            return 0
+        start = self._offset
+        self._offset += sum(map(len, self.texts[self.index : index])) + index - self.index
+        self.index = index
+        return self._block.count(b"\n", start, self._offset)
+
+
 class Scanner:
     """Reads the blocks of one source into a story."""
 
     def __init__(self, source: Source, story: Story) -> None:
         self._source = source
         self._story = story
-        self._line = 0
+        self._line = 1
         self._unfinished = False
         self._attention = 0
         self._time: float | None = None
@@ -69,6 +90,7 @@ class Scanner:
         self._bar: tuple[int, int] = (0, 0)
         self._summary_rank: int | None = None
         self._dicts = 0
+        self._kinds = Kinds(_PAIR, _SERIES, lambda title: _TRAINING_BAR.search(title) is not None)
 
     def scan(self, blocks: Iterable[bytes]) -> None:
         """Read all blocks, then close what is still open. Exceptions of `blocks` pass through, after the closing."""
@@ -80,35 +102,54 @@ class Scanner:
             for reader in self._readers.values():
                 reader.interrupt()
                 self._take(reader, keep=0)
-            self._story.lines += self._line + self._unfinished
+            self._story.lines += self._line - 1 + self._unfinished
             if self._unfinished:
-                self._story.unfinished.append((self._source.name, self._line + 1))
+                self._story.unfinished.append((self._source.name, self._line))
 
     def _scan(self, block: bytes) -> None:
-        position = 0
-        size = len(block)
-        while position < size:
-            if self._attention <= 0:
-                match = _INTERESTING.search(block, position)
-                start = size if match is None else block.rfind(b"\n", position, match.start()) + 1 or position
-                self._line += block.count(b"\n", position, start)
-                position = start
-                if match is None:
-                    return
-            end = block.find(b"\n", position) + 1 or size
-            self._line += 1
-            self._read(block[position:end])
-            if end == size and not block.endswith(b"\n"):
-                self._line -= 1  # the rest of this line comes with the next block
-            position = end
+        if b"\r\n" in block:
+            block = block.replace(b"\r\n", b"\n")
+        place = _Place(block)
+        while place.index < len(place.texts):
+            if self._attention > 0:
+                self._read(place)
+            else:
+                self._regular(place)
 
-    def _read(self, raw: bytes) -> None:
-        self._attention -= 1
-        text = raw.rstrip(b"\r\n").decode("utf-8", "replace")
+    def _read(self, place: _Place, rows: Sequence[LinePattern] | None = None) -> None:
+        """Read one line, and go on behind it."""
+        text = place.texts[place.index].decode("utf-8", "replace")
         for segment in text.split("\r") if "\r" in text else (text,):
-            self._segment(segment[:MAX_SEGMENT])
+            self._segment(segment[:MAX_SEGMENT], rows)
+        lines = place.lines_to(place.index + 1)
+        self._line += lines
+        self._attention -= lines
 
-    def _segment(self, segment: str) -> None:
+    def _regular(self, place: _Place) -> None:
+        """Read what means something, up to the end of the block or a segment from which on all are to be read."""
+        start, texts = place.index, place.texts
+        meanings = self._kinds.meanings(place.keys[start : len(texts)], texts[start:])
+        choice = choose(meanings, texts[start:], self._story.series, whole_head=bool(self._readers))
+        self._story.ranks.update(choice.ranks)
+        done = 0
+        for index in choice.chosen:
+            self._passed(choice, done, index)
+            done = index + 1
+            self._line += place.lines_to(start + index)
+            meaning = meanings[index]
+            self._read(place, meaning.rows if meaning is not None else None)
+            if self._attention > 0:
+                return
+        self._passed(choice, done, len(meanings))
+        self._line += place.lines_to(len(texts))
+
+    def _passed(self, choice: Choice, start: int, end: int) -> None:
+        for names, count in choice.passed(start, end):
+            self._dicts += count
+            for name in names:
+                self._story.series[name].passed(count)
+
+    def _segment(self, segment: str, rows: Sequence[LinePattern] | None) -> None:
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
         if rank is not None:
@@ -116,7 +157,7 @@ class Scanner:
         self._time = _time(segment) or self._time
         place = Place(self._source.name, self._line, rank, self._time, line.text or line.prefix)
         self._story.last = place if line.text.strip() else self._story.last
-        matched = _matches(line.text)
+        matched = _matches(line.text, grammar.ALL if rows is None else rows)
         if any(row in grammar.PROGRESS for row, _ in matched):
             if place.rank in self._readers:
                 self._readers[place.rank].interrupt()
@@ -163,7 +204,7 @@ class Scanner:
                 self._know(state, block.marks, place)
             if not isinstance(state, bool) or not state:
                 del self._blocks[place.rank]
-        elif BEGINS.search(line.text):
+        elif line.text.rstrip()[-1:] == "{" and BEGINS.search(line.text):
             self._blocks[place.rank] = ConfigBlock(place.line)
             self._attention = ATTENTION
         elif "train_batch_size" in line.text and "{" in line.text:
@@ -278,10 +319,11 @@ class Scanner:
         self._story.exit(code, named, place, by_launcher=code == -15)
 
 
-def _matches(text: str) -> list[tuple[LinePattern, re.Match[str]]]:
-    """What the line means, by all rows of the grammar that match it."""
-    rows = dict.fromkeys(row for literal in _LITERALS if literal in text for row in grammar.BY_LITERAL[literal])
-    return [(row, match) for row in rows if (match := row.pattern.search(text)) is not None]
+def _matches(text: str, rows: Iterable[LinePattern]) -> list[tuple[LinePattern, re.Match[str]]]:
+    """What the line means, by all of these rows that match it, from left to right."""
+    likely = (row for row in rows if any(literal in text for literal in row.literals))
+    matched = [(row, match) for row in likely if (match := row.pattern.search(text)) is not None]
+    return sorted(matched, key=lambda pair: pair[1].start()) if len(matched) > 1 else matched
 
 
 def _launchers(failure: Failure) -> bool:

@@ -53,6 +53,23 @@ class SeriesBuilder:
             self._points = self._points[::2]
             self._stride *= 2
 
+    def wanted(self, count: int) -> range:
+        """Which of the next `count` values have to be added: all at first, every n-th of a long series."""
+        return range(-self._count % self._stride, count, self._stride)
+
+    def widened_by(self, value: float) -> bool:
+        """True if this finite value lies beyond all so far, and so has to be added."""
+        return self._least is None or self._most is None or not self._least.value <= value <= self._most.value
+
+    @property
+    def room_for_non_finite(self) -> int:
+        """How many more values that are not finite have to be added."""
+        return _NON_FINITE_KEPT - len(self._special)
+
+    def passed(self, count: int) -> None:
+        """So many values came that did not have to be added."""
+        self._count += count
+
     def build(self) -> Series:
         """The series so far."""
         chosen = self._points

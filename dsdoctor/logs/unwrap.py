@@ -29,11 +29,12 @@ _MAX_PREFIXES = 6
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """The line itself, its rank (None if no prefix says it), and the prefix that was taken off."""
+    """The line itself, its rank (None if no prefix says it) and where that stood, and the prefix that was taken off."""
 
     text: str
     rank: int | None
     prefix: str
+    rank_at: int | None = None
 
 
 def unwrap(line: str) -> Unwrapped:
@@ -41,12 +42,14 @@ def unwrap(line: str) -> Unwrapped:
     if "\x1b" in line or not line.isprintable():
         line = _ESCAPES.sub("", line)
     rank: int | None = None
+    rank_at: int | None = None
     position = 0
     for _ in range(_MAX_PREFIXES):
         match = _RANKED.match(line, position)
         if match is not None:
-            found = match["rank"] or match["named"] or match["mpi"] or match["srun"]
-            rank = int(found) if rank is None or not match["srun"] else rank
+            named = match.lastgroup or "rank"
+            if rank is None or named != "srun":
+                rank, rank_at = int(match[named]), match.start(named)
         else:
             match = _UNRANKED.match(line, position)
             if match is None:
@@ -60,4 +63,4 @@ def unwrap(line: str) -> Unwrapped:
         and text.rstrip()[-1:] in "│┃|"
     ):
         text = text.rstrip()[:-1].rstrip()
-    return Unwrapped(text, rank, line[:position])
+    return Unwrapped(text, rank, line[:position], rank_at)

@@ -1,0 +1,143 @@
+"""Steps read in bulk: the same comes out as when every segment is read by itself."""
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsdoctor.logs.scan import Scanner
+from dsdoctor.logs.source import Source, blocks
+from dsdoctor.logs.story import Story
+
+KEPT = 200
+STAMP = "[2024-03-20 12:15:47,438] [INFO] [loss_scaler.py:190:update_scale] "
+OVERFLOW = STAMP + "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
+
+
+def understood(path, *, in_bulk):
+    """What the log says: as it is read, or with every single segment looked at."""
+    story = Story()
+    source = Source(name=path.name, path=path)
+    scanner = Scanner(source, story)
+    if not in_bulk:
+        scanner._attention = 10**9
+    scanner.scan(blocks(source))
+    facts = story.facts((source.name,))
+    return {
+        "lines": facts.lines,
+        "steps": facts.steps_seen,
+        "failures": facts.failures,
+        "ends": (facts.end, facts.exits),
+        "events": [(event.kind, event.line, event.last_line, event.count, event.step) for event in facts.events],
+        "series": [(s.name, s.thinned, [(p.step, repr(p.value), p.evidence) for p in s.points]) for s in facts.series],
+        "scale": facts.loss_scale,
+    }
+
+
+@pytest.fixture(autouse=True)
+def short_series(monkeypatch):
+    """Thin early and in small blocks, so that short logs show what long ones do."""
+    monkeypatch.setattr("dsdoctor.logs.series.KEEP", KEPT)
+    monkeypatch.setattr("dsdoctor.logs.source.BLOCK", 1 << 15)
+
+
+def same(path):
+    in_bulk = understood(path, in_bulk=True)
+    assert in_bulk == understood(path, in_bulk=False)
+    return in_bulk
+
+
+def trainer(count, *, prefix="", values=None):
+    """What the Trainer prints: a bar, blanks over it, and the dict of the step."""
+    for step in range(1, count + 1):
+        loss, norm = values(step) if values is not None else (f"{3 - step / count:.4f}", repr(1 + math.sin(step)))
+        cells = "█" * (step * 10 // count)
+        yield f"\r {step * 100 // count:2d}%|{cells:10}| {step}/{count} [00:01<02:03,  1.{step % 9}it/s]"
+        yield "\r" + " " * 40 + f"\r{prefix}"
+        yield f"{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': {1e-3 / step}, 'epoch': {step / count:.2f}}}\n"
+
+
+def test_a_log_of_the_trainer(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("".join(trainer(1300)))
+    series = {name: (thinned, points) for name, thinned, points in same(path)["series"]}
+    thinned, points = series["loss"]
+    assert thinned
+    assert len(points) <= KEPT
+    assert (points[0][0], points[-1][0]) == (1, 1300)
+    assert [float(value) for _, value, _ in points] == sorted((float(v) for _, v, _ in points), reverse=True)
+
+
+def test_every_rank_and_overflows_between(tmp_path):
+    pieces = list(trainer(1200, prefix="[rank{}]: "))
+    for at in range(300, len(pieces), 3 * 51):
+        pieces[at] += OVERFLOW.format(2 ** (at % 7 + 9), 2 ** (at % 7 + 8))
+    text = "".join(piece.format(at % 4) if "{}" in piece else piece for at, piece in enumerate(pieces))
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    assert same(path)["scale"].attempts
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "-1.5", "12.5", "1e+10", "0", "3e-05", "'0.25'", "9.9e-100", "None"])
+def test_values_of_any_form(tmp_path, odd):
+    def values(step):
+        return (odd if step % 97 == 5 else f"{2.5 - step % 89 / 100}", odd if step > 1100 else f"{step % 83 / 9 + 0.1}")
+
+    path = tmp_path / "a.log"
+    path.write_text("".join(trainer(1150, values=values)))
+    same(path)
+
+
+def test_epochs_whose_bars_start_anew(tmp_path):
+    lines = [
+        f"Epoch {epoch}: {step}%|█ | {step}/100 [00:01<00:02, 3.1it/s]\r" + ("{'loss': %.3f}\n" % (1 / step))
+        for epoch in range(30)
+        for step in range(1, 101)
+    ]
+    path = tmp_path / "a.log"
+    path.write_text("".join(lines))
+    assert same(path)["steps"] == 3000
+
+
+def test_only_bars_and_no_line_end(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"\r {i // 30}%|█ | {i}/3000 [00:01<00:02, 3.1it/s]" for i in range(3000)))
+    assert (same(path)["steps"], same(path)["lines"]) == (2999, 1)
+
+
+def test_an_exception_that_training_survives_and_one_that_it_does_not(tmp_path):
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    x\nKeyError: {}\n'
+    pieces = list(trainer(900))
+    pieces[1200] += "\n" + trace.format(1)
+    path = tmp_path / "a.log"
+    path.write_text("".join(pieces) + trace.format(2))
+    assert [failure.message for failure in same(path)["failures"]] == ["2"]
+
+
+LINES = st.sampled_from(
+    [
+        "{'loss': 1.5, 'grad_norm': nan, 'learning_rate': 1e-05}\n",
+        "{'loss': 0.25, 'grad_norm': 11.5, 'learning_rate': 2.5e-05}\n",
+        "[rank2]: {'loss': '3.5', 'grad_norm': '1.5'}\r\n",
+        "{'eval_loss': 2.0, 'epoch': 1.0}\n",
+        "\r 10%|█ | 3/30 [00:04<00:05,  8.90it/s]",
+        "\r 20%|█ | 9/30 [00:04<00:05,  8.90it/s]{'loss': 1.25}\n",
+        "Epoch 2:  10%|█ | 1/30 [00:04<00:05,  8.90it/s]\r",
+        "Map: 100%|█ | 70/70 [00:04<00:05,  8.90it/s]\n",
+        OVERFLOW.format(65536, 32768),
+        "step 7 loss 2.25\n",
+        "plain text 12\n",
+        "got signal: 1\n",
+        "got signal: 9\n",
+        "\n",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(LINES, max_size=40))
+def test_any_mixture(tmp_path, lines):
+    path = tmp_path / "a.log"
+    path.write_bytes("".join(lines).encode())
+    same(path)
