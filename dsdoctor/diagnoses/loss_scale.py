@@ -315,7 +315,7 @@ class Hidden(Diagnosis):
         yield self.finding(
             cause=f"fp16 with a dynamic scale on DeepSpeed {name}, whose logger hides overflow lines: none are shown, "
             "which proves nothing",
-            evidence=tuple(signs[:3]),
+            evidence=tuple(dict.fromkeys(signs))[:3],
             confidence=0.8,
             fixes=(
                 Fix(text="make the lines visible and run again (0.19.3 and later)", patch={"log_level": "info"}),

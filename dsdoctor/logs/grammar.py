@@ -91,6 +91,8 @@ EXITS = (
 )
 
 COUNTS = (
+    # Says which step the line about the scale after it means, in the wrappers without ZeRO.
+    _row("iteration-overflowed", "Grad overflow on iteration", r"Grad overflow on iteration:? (?P<step>\d+)"),
     # Counters of skipped steps: DeepSpeed's is a sum from the start (kept in checkpoints), Megatron's is of one line.
     _row("skip-count", "skipped=", r"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+), lr="),
     _row(

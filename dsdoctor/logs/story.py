@@ -120,6 +120,9 @@ class Story:
         builder.add(self.step, number, place.line, place.source, place.rank, place.text[:MAX_TEXT])
 
     def event(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
+        if kind == "iteration-overflowed":
+            self.scale.iteration = int(fields["step"])
+            return
         if kind in _COUNTERS:
             self._counted(kind, fields, place)
             return

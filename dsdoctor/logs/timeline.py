@@ -35,12 +35,18 @@ class ScaleTimeline:
 
     def __init__(self) -> None:
         self._by_rank: dict[int | None, list[Overflow]] = {}
+        self.iteration: int | None = None
+        """The step that a line before named, where the lines about the scale do not."""
 
     def add(self, rank: int | None, overflow: Overflow) -> None:
         lines = self._by_rank.setdefault(rank, [])
         if len(lines) >= MAX_ATTEMPTS:
             return
-        if lines and lines[-1].step is not None and overflow.step is not None and overflow.step <= lines[-1].step:
+        if self.iteration is not None:
+            overflow = _at(overflow, self.iteration)
+            if lines and lines[-1].step is not None and lines[-1].step >= self.iteration:
+                return  # another rank, or another wording, of the same
+        elif lines and lines[-1].step is not None and overflow.step is not None and overflow.step <= lines[-1].step:
             if _same(lines[-1], overflow):
                 return
             overflow = _at(overflow, lines[-1].step + 1)
