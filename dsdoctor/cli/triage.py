@@ -51,7 +51,10 @@ def examine(asked: Job, command: str, *, as_json: bool) -> int:
         extra={"report_folder": str(asked.folder)},
     )
     text = dumps(built)
-    (asked.folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    try:
+        (asked.folder / "report.json").write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"dsdoctor: the report is not kept in {asked.folder}: {error.strerror}", file=sys.stderr)
     if as_json:
         print(text)
     else:

@@ -139,12 +139,18 @@ def why(
         words = f"; it printed last: {printed}" if outcome == "exited" and printed else ""
         return f"rank {first.rank} {_what(first)}{words}"
     if outcome in ("hung", "timeout"):
-        waiting = ", ".join(f"rank {rank.rank} in {rank.last_phase}" for rank in ranks if not rank.completed)
+        waiting = ", ".join(f"rank {rank.rank} {_place(rank)}" for rank in ranks if not rank.completed)
         what = "no progress of any rank for" if outcome == "hung" else "not done after"
-        return f"{what} {limit:g} s: {waiting or 'all ranks were done, the launcher was not'}"
+        return f"{what} {round(limit, 1):g} s: {waiting or 'all ranks were done, the launcher was not'}"
     if outcome == "exited":
         return f"the launcher ended with exit code {ended.launcher_exit}: {tail}"
     return ""
+
+
+def _place(rank: RankRun) -> str:
+    if rank.last_phase == "not started":
+        return rank.last_phase
+    return "in the script" if rank.last_phase == "script" else f"in {rank.last_phase}"
 
 
 def _what(rank: RankRun) -> str:

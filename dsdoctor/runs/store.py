@@ -6,6 +6,7 @@ bytes of the script, and the versions. Files that the script reads or imports ar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -29,11 +30,12 @@ def key_of(spec: RunSpec, plan: LaunchPlan, versions: Mapping[str, str]) -> str:
 
 
 def keep(run: Run, key: str) -> None:
-    """Write the run into its own folder."""
+    """Write the run into its own folder. One that cannot be kept (the disk is full, the folder gone) is made anew."""
     from pydantic import TypeAdapter
 
     values = TypeAdapter(Run).dump_python(run)
-    (Path(run.folder) / _FILE).write_text(json.dumps({"key": key, "run": values}), encoding="utf-8")
+    with contextlib.suppress(OSError):
+        (Path(run.folder) / _FILE).write_text(json.dumps({"key": key, "run": values}), encoding="utf-8")
 
 
 def recall(reports: Path, name: str, key: str) -> Run | None:

@@ -42,7 +42,7 @@ def told(run: Run, comparison: str = "") -> StageResult:
     skipped = sum(step.skipped for step in run.ranks[0].steps) if run.ranks else 0
     if skipped:
         passed += f", {skipped} skipped"
-    why = health.why or passed + comparison
+    why = health.why or run.why or passed + comparison
     return StageResult(name=run.leg, status=_status(health, run), why=why, details=summary(run))
 
 
@@ -76,8 +76,8 @@ def _rank(run: Run, index: int) -> dict[str, Any]:
 
 
 def _status(health: Health, run: Run) -> Status:
-    if run.outcome == "timeout":
-        return "timeout"
+    if run.outcome in ("timeout", "interrupted"):
+        return "timeout" if run.ranks else "crashed"
     reached = any(rank.steps for rank in run.ranks)
     if health.failed:
         return "failed"

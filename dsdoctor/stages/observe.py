@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from dsdoctor.runs.facts import Leg, Run
@@ -89,4 +90,11 @@ def _observed(examination: Examination, spec: RunSpec, plan: LaunchPlan, leg: Le
     before = listing(job.cwd, leave_out=job.folder.parent)
     limits = Limits(timeout=min(job.timeout, job.remaining()), stall=job.stall)
     run = supervise(spec, plan, limits, leg, progress=lambda text: examination.progress(f"{leg}: {text}"))
-    return replace(run, written=changed(before, listing(job.cwd, leave_out=job.folder.parent)))
+    run = replace(run, written=changed(before, listing(job.cwd, leave_out=job.folder.parent)))
+    if not Path(run.folder).is_dir():
+        why = f"the script deleted {run.folder} with all that was seen of it; choose another place with --out"
+        return replace(run, outcome="interrupted", ranks=(), why=why)
+    if run.outcome == "timeout" and job.remaining() <= 0:
+        examination.out_of_budget = True
+        return replace(run, outcome="interrupted", why="the budget was used up in this run")
+    return run

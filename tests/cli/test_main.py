@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from dsdoctor.case import Case
 from dsdoctor.cli import explain
 from dsdoctor.cli.main import main
+from dsdoctor.finding import Verdict
+from dsdoctor.triage import Triage
 
 COMMAND = [sys.executable, "-m", "dsdoctor"]
 
@@ -66,6 +69,21 @@ def test_a_full_disk_is_no_fault_of_dsdoctor(monkeypatch, capsys):
     monkeypatch.setattr(explain, "run", raises(OSError(28, "No space left on device", "/out/x")))
     assert main(["explain"]) == 2
     assert capsys.readouterr().err == "dsdoctor: /out/x: No space left on device\n"
+
+
+def test_a_report_that_cannot_be_kept_is_printed_all_the_same(folder, monkeypatch, capsys):
+    def deletes_the_report(job, **_):
+        job.folder.rmdir()
+        verdict = Verdict(blame="healthy", summary="s", confidence=0.9)
+        return Triage(job=job, case=Case(), stages=(), findings=(), verdict=verdict)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("dsdoctor.triage.triage", deletes_the_report)
+    (folder / "train.py").write_text("")
+    assert main(["triage", "ds.json", "train.py", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["verdict"]["blame"] == "healthy"
+    assert "the report is not kept in" in captured.err
 
 
 def test_ctrl_c_is_3_and_a_document(monkeypatch, capsys):

@@ -110,15 +110,19 @@ def test_script_that_ends_by_itself_is_finished() -> None:
 
 @pytest.mark.parametrize(("reason", "text"), [("hung", "no progress of any rank for"), ("timeout", "not done after")])
 def test_ranks_still_there_are_ended_by_us(reason: Reason, text: str) -> None:
-    traces = [trace(0, last_phase="backward"), trace(1, finish_code=0)]
+    traces = [
+        trace(0, last_phase="backward"),
+        trace(1, finish_code=0),
+        trace(2, last_phase="script"),
+        trace(3, last_phase="not started"),
+    ]
+    told = [seen(rank, -15, 20.1, told=20.05) for rank in (0, 2, 3)]
 
-    result, why, ranks = judge(
-        traces, [seen(0, -15, 20.1, told=20.05), seen(1, 0, 15.0)], Ended(reason=reason, time=20)
-    )
+    result, why, ranks = judge(traces, [told[0], seen(1, 0, 15.0), *told[1:]], Ended(reason=reason, time=20))
 
     assert result == reason
-    assert why == f"{text} 60 s: rank 0 in backward"
-    assert [(rank.exit_code, rank.ended_by_us) for rank in ranks] == [(None, True), (0, False)]
+    assert why == f"{text} 60 s: rank 0 in backward, rank 2 in the script, rank 3 not started"
+    assert [(rank.exit_code, rank.ended_by_us) for rank in ranks[:2]] == [(None, True), (0, False)]
 
 
 def test_failure_before_the_stall_is_what_counts() -> None:
