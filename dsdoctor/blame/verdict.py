@@ -192,8 +192,11 @@ def _inconclusive(view: View) -> Verdict:
     if view.given is None:
         first = view.roots[0].cause if view.roots else "no run of the script was made"
         return _blame("inconclusive", view, first, 0.3)
-    why = view.given_health.why if view.given_health and view.given_health.failed else "no optimizer step was seen"
-    if not view.given_failed and view.roots:
+    seen = view.given.why or "no optimizer step was seen"
+    why = view.given_health.why if view.given_health and view.given_health.failed else seen
+    if view.out_of_time:
+        why += "; it may only be slow, which a longer --timeout would settle"
+    elif not view.given_failed and view.roots:
         why = f"the steps that were run passed, but {view.roots[0].cause}"
     elif view.plain is None:
         why += "; the run without DeepSpeed, which would settle it, was not made or could not be played"
