@@ -8,13 +8,14 @@ traceback or a config is open, every segment is read. Memory does not grow with 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from dsdoctor.logs import grammar
-from dsdoctor.logs.bulk import Choice, choose
+from dsdoctor.logs.bulk import DONE, Choice, choose
 from dsdoctor.logs.configs import BEGINS, ConfigBlock, parse
 from dsdoctor.logs.grammar import LinePattern
 from dsdoctor.logs.shapes import Kinds, by_lines, split
@@ -132,22 +133,41 @@ class Scanner:
         choice = choose(meanings, texts[start:], self._story.series, whole_head=bool(self._readers))
         self._story.ranks.update(choice.ranks)
         done = 0
-        for index in choice.chosen:
+        for index in sorted(choice.whole | choice.glanced):
             self._passed(choice, done, index)
             done = index + 1
             self._line += place.lines_to(start + index)
             meaning = meanings[index]
+            if index in choice.glanced:
+                self._glance(place, choice, index)
+                continue
             self._read(place, meaning.rows if meaning is not None else None)
             if self._attention > 0:
                 return
         self._passed(choice, done, len(meanings))
         self._line += place.lines_to(len(texts))
 
+    def _glance(self, place: _Place, choice: Choice, index: int) -> None:
+        """Take the steps of the bars in a line, and the values of its step, without reading it as a whole."""
+        text = place.texts[place.index]
+        for done in DONE.findall(text):
+            self._bar = (int(done), self._bar[1])
+            self._story.progress(self._bar[1] + int(done))
+        for told, _ in choice.passed(index, index + 1):
+            at = bisect_left(told.places, index)
+            self._dicts += 1
+            self._story.shown(self._dicts)
+            rank = int(told.ranks[at]) if told.ranks else self._source.rank
+            segment = next(part for part in text.split(b"\r") if told.step.pattern.search(part))
+            for name, column in told.values.items():
+                builder = self._story.builder(name)
+                builder.add(self._story.step, column.value(at), self._line, self._source.name, rank, segment)
+
     def _passed(self, choice: Choice, start: int, end: int) -> None:
-        for names, count in choice.passed(start, end):
+        for told, count in choice.passed(start, end):
             self._dicts += count
-            for name in names:
-                self._story.series[name].passed(count)
+            for name in told.values:
+                self._story.builder(name).passed(count)
 
     def _segment(self, segment: str, rows: Sequence[LinePattern] | None) -> None:
         line = unwrap(segment)

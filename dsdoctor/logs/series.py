@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import Point, Series
+from dsdoctor.logs.unwrap import unwrap
 
 KEEP = 5000
 """Most points of a series that are handed out."""
 _NON_FINITE_KEPT = 50
+MAX_TEXT = 300
 
 
 @dataclass
@@ -20,7 +22,7 @@ class _Raw:
     line: int
     source: str
     rank: int | None
-    text: str
+    text: str | bytes
 
 
 class SeriesBuilder:
@@ -36,7 +38,10 @@ class SeriesBuilder:
         self._most: _Raw | None = None
         self._last: _Raw | None = None
 
-    def add(self, step: float | None, value: float, line: int, source: str, rank: int | None, text: str) -> None:
+    def add(
+        self, step: float | None, value: float, line: int, source: str, rank: int | None, text: str | bytes
+    ) -> None:
+        """A value; `text` is its line, or the bytes of it with whatever was put around the line."""
         point = _Raw(step, value, line, source, rank, text)
         if self._count % self._stride == 0:
             self._points.append(point)
@@ -49,7 +54,7 @@ class SeriesBuilder:
             self._least = point
         if math.isfinite(value) and (self._most is None or value > self._most.value):
             self._most = point
-        if len(self._points) >= 2 * KEEP:
+        if len(self._points) > KEEP:
             self._points = self._points[::2]
             self._stride *= 2
 
@@ -84,5 +89,6 @@ class SeriesBuilder:
 
 def _point(raw: _Raw) -> Point:
     step = None if raw.step is None else int(raw.step)
-    evidence = Evidence(source=raw.source, line=raw.line, rank=raw.rank, step=step, text=raw.text)
+    text = raw.text if isinstance(raw.text, str) else unwrap(raw.text.decode("utf-8", "replace")).text[:MAX_TEXT]
+    evidence = Evidence(source=raw.source, line=raw.line, rank=raw.rank, step=step, text=text)
     return Point(step=raw.step, value=raw.value, evidence=evidence)

@@ -120,10 +120,12 @@ class Column:
         return [at for at, text in enumerate(self._others) if text and not math.isfinite(float(text))]
 
 
-def columns(step: Step, rows: Sequence[tuple[bytes, ...]]) -> dict[str, Column]:
-    """The values of all rows by the name of the quantity."""
-    groups = list(zip(*rows, strict=True))[1 if step.ranked else 0 :]
-    return {name: Column(*groups[_GROUPS * index : _GROUPS * (index + 1)]) for index, name in enumerate(step.names)}
+def columns(step: Step, rows: Sequence[tuple[bytes, ...]]) -> tuple[tuple[bytes, ...], dict[str, Column]]:
+    """The ranks of all rows, where they have them, and the values by the name of the quantity."""
+    groups = list(zip(*rows, strict=True))
+    ranks = groups.pop(0) if step.ranked else ()
+    named = enumerate(step.names)
+    return ranks, {name: Column(*groups[_GROUPS * at : _GROUPS * (at + 1)]) for at, name in named}
 
 
 class Kinds:

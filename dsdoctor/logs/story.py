@@ -9,7 +9,7 @@ from typing import Any
 
 from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
-from dsdoctor.logs.series import SeriesBuilder
+from dsdoctor.logs.series import MAX_TEXT, SeriesBuilder
 from dsdoctor.logs.timeline import ScaleTimeline, SkipCounter, history
 from dsdoctor.loss_scale import LossScaleHistory, SkipCount
 from dsdoctor.runs.facts import Failure
@@ -21,7 +21,6 @@ ENDS = ("cancelled", "sighup", "oom-kill", "ssh-failed", "closing-signal", "peer
 _COUNTERS = ("skip-count", "skips-since")
 _TIMERS = {"forward": "forward_ms", "backward": "backward_ms", "step": "step_ms"}
 MINIMUM_REACHED = "Current loss scale already at minimum"
-MAX_TEXT = 300
 MAX_FAILURES = 200
 MAX_EVENTS = 2000
 
@@ -115,9 +114,14 @@ class Story:
         source = self.last.source if self.last is not None else ""
         self._reached[source] = max(step, self._reached.get(source, 0))
 
+    def builder(self, name: str) -> SeriesBuilder:
+        """The series of this name in the making, from its first value on."""
+        if name not in self.series:
+            self.series[name] = SeriesBuilder(name)
+        return self.series[name]
+
     def value(self, name: str, number: float, place: Place) -> None:
-        builder = self.series.setdefault(name, SeriesBuilder(name))
-        builder.add(self.step, number, place.line, place.source, place.rank, place.text[:MAX_TEXT])
+        self.builder(name).add(self.step, number, place.line, place.source, place.rank, place.text[:MAX_TEXT])
 
     def event(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
         if kind == "iteration-overflowed":
@@ -125,6 +129,9 @@ class Story:
             return
         if kind in _COUNTERS:
             self._counted(kind, fields, place)
+            return
+        if kind == "bar-loss":
+            self.value("loss", float(fields["loss"]), place)
             return
         if kind == "timers":
             self._timed(fields, place)
