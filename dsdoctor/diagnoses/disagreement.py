@@ -119,17 +119,16 @@ def _communicates(failure: Failure) -> bool:
 
 def _two_versions(events: list[LogEvent], name: str) -> tuple[LogEvent, LogEvent] | None:
     """Lines of two hosts (or ranks) with different versions."""
-    known = [event for event in events if _who(event)]
-    for other in known[1:]:
-        if other.fields[name] != known[0].fields[name] and _who(other) != _who(known[0]):
-            return known[0], other
+    for other in events[1:]:
+        if other.fields[name] != events[0].fields[name] and _who(other) != _who(events[0]):
+            return events[0], other
     return None
 
 
 def _who(event: LogEvent) -> str:
     if event.fields.get("process"):
         return f"process {event.fields['process']}"
-    return f"rank {event.rank}" if event.rank is not None else ""
+    return f"rank {event.rank}" if event.rank is not None else event.source
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (WorldSizeMismatch(), VersionMismatch())

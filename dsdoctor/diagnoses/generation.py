@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
@@ -15,6 +16,7 @@ from dsdoctor.frames import passes_through
 _GENERATE = r":generate:|generation[/\\]utils\.py"
 _ZERO3 = r"deepspeed[/\\]runtime[/\\]zero[/\\](?:partition|parameter_offload)"
 _SLOW_WORK = rf"{_GENERATE}|{_ZERO3}|cpu_adam|swap_tensor"
+_CTRL_C = re.compile(r"Received 2 death signal|received SIGINT")
 SLOW_BARS = 3
 """Lines of a bar that moves by more than a minute a step, after which it is no accident."""
 
@@ -78,12 +80,12 @@ class SlowNotHung(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         logs = case.logs
         slow = [event for event in logs.of_kind("slow-bar") if event.count >= SLOW_BARS] if logs is not None else []
-        stopped = [failure for failure in context.failures(case) if failure.type == "KeyboardInterrupt"]
+        stopped = _by_hand(case)
         if not slow or not stopped or not _heavy(case):
             return
         yield self.finding(
             cause="the bar still moved, by more than a minute a step, when the job was stopped by hand: slow, not hung",
-            evidence=(slow[0].evidence(), context.evidence(stopped[0])),
+            evidence=(slow[0].evidence(), stopped[0]),
             confidence=0.6,
             caveat="A very large batch takes that long by design.",
             fixes=(
@@ -93,6 +95,13 @@ class SlowNotHung(Diagnosis):
                 Fix(text="offload less, and give the CPU's Adam more threads (OMP_NUM_THREADS)"),
             ),
         )
+
+
+def _by_hand(case: Case) -> tuple[Evidence, ...]:
+    """Ctrl-C, as a rank or the launcher shows it."""
+    raised = [context.evidence(f) for f in context.failures(case) if f.type == "KeyboardInterrupt"]
+    told = [e.evidence() for e in case.logs.of_kind("cancelled") if _CTRL_C.search(e.text)] if case.logs else []
+    return (*raised, *told)
 
 
 def _in_generate(case: Case) -> tuple[Evidence, ...]:

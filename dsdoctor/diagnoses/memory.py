@@ -32,7 +32,8 @@ _STEP = r"engine\.py:(?:forward|backward|step):|autograd[/\\]__init__\.py:backwa
 _OPTIMIZER_STATES = r":initialize_optimizer_states|exp_avg|:_init_group:"
 _DEVICE_FORMS = (
     Form(message=r"(?:CUDA|HIP|XPU|NPU) out of memory"),
-    Form(message=r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"),
+    Form(message=r"CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'"),
+    Form(message=r"CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"),
     Form(types=("OutOfMemoryError",)),
 )
 _MORE_SHARDING = Fix(

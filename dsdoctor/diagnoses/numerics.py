@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context, log_numbers, remedies
+from dsdoctor.diagnoses import before_run, context, log_numbers, remedies
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Role
@@ -83,7 +83,8 @@ class LossZeroIsNan(Diagnosis):
     What proves it: the loss is exactly 0.0 from one step on, and the gradient norm is nan, exactly 0 or frozen there.
 
     When it could be wrong: a task that is really learned by heart has a small loss, hardly exactly 0.0; labels that
-    are all masked give 0 too in some models, or nan.
+    are all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss and a norm of
+    exactly 0; lines that show rewards are left out.
 
     What to do: `logging_nan_inf_filter=False`, then find the first non-finite module.
     """
@@ -99,7 +100,7 @@ class LossZeroIsNan(Diagnosis):
         if logs is None or len(zeros) < log_numbers.ZEROS_THAT_COUNT:
             return
         odd = log_numbers.odd_norms(logs.series_of("grad_norm"), zeros[0])
-        if odd is None:
+        if odd is None or (odd == "0" and _rewarded(zeros[0].evidence)):
             return
         where = f" from step {zeros[0].step:g} on" if zeros[0].step is not None else ""
         yield self.finding(
@@ -120,7 +121,8 @@ class Bf16ModelInFp16(Diagnosis):
     65504, the largest value of fp16. They overflow in the forward pass, so that no loss scale helps.
 
     What proves it: the loss scale collapses or the loss is not finite, the precision is fp16, and the model is of such
-    a family or its checkpoint says `torch_dtype: bfloat16`.
+    a family or its checkpoint says `torch_dtype: bfloat16`. Before a run, the config and the model's config.json alone
+    make it a warning.
 
     When it could be wrong: the same model can also fail for another reason; the run in fp32 tells.
 
@@ -135,6 +137,7 @@ class Bf16ModelInFp16(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         named = _bf16_model(case)
         trouble = _numeric_trouble(case)
+        yield from before_run.trained_in_bf16(self, case)
         if named is None or trouble is None or not _runs_in_fp16(case):
             return
         no_bf16 = context.bf16_supported(case) is False
@@ -419,6 +422,11 @@ def _bf16_model_of_run(run: Run) -> Evidence | None:
     if model.model_type is not None and BF16_FAMILIES.match(model.model_type):
         return Evidence(source=run.leg, text=f"{model.class_name} is a {model.model_type}, a family trained in bf16")
     return None
+
+
+def _rewarded(line: Evidence) -> bool:
+    """True for a line of reinforcement learning, where equal rewards give a loss and a gradient of exactly 0."""
+    return "reward" in line.text or "advantage" in line.text
 
 
 def _skips_without_scale(case: Case) -> tuple[Evidence, ...]:

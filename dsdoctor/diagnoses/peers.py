@@ -12,6 +12,9 @@ PEER_FORMS = (
     Form(message=r"(?i)connection (?:was )?(?:closed|reset|refused) by (?:remote )?peer|remote process exited"),
     Form(message=r"(?i)\b(?:recv|send)(?:Bytes|Value|Vector)?(?: failed| error|\b.*(?:closed|reset|broken))"),
     Form(message=r"NCCL communicator was aborted|ncclRemoteError"),
+    Form(
+        message=r"store->get\('[^']*'\) got error: (?:Timeout waiting for key|wait timeout|Socket Timeout|Connection)"
+    ),
     Form(message=r"(?:Store|c10d|gloo|NCCL).*(?:Broken pipe|Connection closed)"),
     Form(message=r"gloo/transport/.*(?:Read|Write) error|Application timeout caused pair closure"),
     Form(message=r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation"),

@@ -14,7 +14,7 @@ from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.units import size
 
 SHM_TEXT = (
-    r"(?i)bus error|(?:/dev/shm|shared memory|\bshm\b|nccl)[^\n]*no space left"
+    r"(?i)bus error|(?:/dev/shm|shared memory|\bshm\b|nccl|posix_fallocate failed)[^\n]*no space left"
     r"|no space left[^\n]*(?:/dev/shm|\bshm\b)"
 )
 SIGBUS = -7

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import before_run, context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
@@ -19,7 +19,11 @@ FIRST_COLLECTIVES = 10
 """A SeqNum up to this is one of the first collectives of a job, before training."""
 IB_TIMEOUT = "12"
 VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|tap)")
-_TIMED_OUT = re.compile(r"collective operation timeout|Timed out waiting \d+ms")
+KEY_NEVER_CAME = re.compile(
+    r"\[(?P<rank>\d+)\] is setting up NCCL .*got error: (?:Timeout waiting|wait timeout|Socket Timeout)"
+)
+"""What a rank raises that waits for rank 0 to open the first communicator."""
+_TIMED_OUT = re.compile(rf"collective operation timeout|Timed out waiting \d+ms|{KEY_NEVER_CAME.pattern}")
 _NARROWER = (
     "zero3/generate-hang",
     "zero3/moe-hang",
@@ -32,6 +36,10 @@ _NARROWER = (
 )
 """What tells more about a timeout than that there was one."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
+_RANK_0_FIXES = (
+    Fix(text="raise the time limit: ddp_timeout in TrainingArguments, or DEEPSPEED_TIMEOUT (minutes)"),
+    Fix(text="or prepare the data before the job and only read it on the ranks"),
+)
 _CAUSES_OF_HANGS = ("device-assert", "gpu-fault", "ib-completion", "connect-failed", "oom-kill")
 
 
@@ -103,7 +111,8 @@ class Rank0Work(Diagnosis):
     has the process group's time limit, 30 minutes by default (10 with newer releases), and the work takes longer.
 
     What proves it: watchdog timeouts of a collective of one element among the first of the job, on every rank but 0,
-    before any training step.
+    before any training step; or, where that is the very first, ranks that wait for the key by which rank 0 opens the
+    communicator.
 
     When it could be wrong: rank 0 may also have died or hung there; its own last lines tell.
 
@@ -117,6 +126,8 @@ class Rank0Work(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         late = timeouts(case)
+        if not late:
+            yield from self._without_communicator(case)
         if not late or case.logs is None or case.logs.steps_seen or 0 in {event.rank for event in late}:
             return
         tiny = all(int(e.fields.get("numel", "2")) <= 1 and int(e.fields["seq"]) <= FIRST_COLLECTIVES for e in late)
@@ -129,10 +140,20 @@ class Rank0Work(Diagnosis):
             evidence=tuple(event.evidence() for event in late[:MAX_EVIDENCE]),
             confidence=0.85,
             caveat="Rank 0 may also have hung there; its last lines tell.",
-            fixes=(
-                Fix(text="raise the time limit: ddp_timeout in TrainingArguments, or DEEPSPEED_TIMEOUT (minutes)"),
-                Fix(text="or prepare the data before the job and only read it on the ranks"),
-            ),
+            fixes=_RANK_0_FIXES,
+        )
+
+    def _without_communicator(self, case: Case) -> Iterator[Finding]:
+        """Ranks that wait for rank 0 to open the communicator of their first collective."""
+        waiting = [(f, m) for f in context.failures(case) for m in [KEY_NEVER_CAME.search(f.message)] if m is not None]
+        if not waiting or any(m["rank"] == "0" for _, m in waiting) or _other_cause(case):
+            return
+        yield self.finding(
+            cause=f"{len(waiting)} ranks waited for rank 0 to open the first communicator, and it did not come in time",
+            evidence=tuple(context.evidence(failure) for failure, _ in waiting)[:MAX_EVIDENCE],
+            confidence=0.75,
+            caveat="Rank 0 may also have hung or died; its last lines tell.",
+            fixes=_RANK_0_FIXES,
         )
 
 
@@ -251,7 +272,8 @@ class MoeHang(Diagnosis):
     What it is: ZeRO-3 gathers the parameters of a module when it runs. If a rank has no token for an expert, it does
     not run it, and the others wait in the gather for ever.
 
-    What proves it: stage 3, a model with experts, no leaf modules, and a timeout in a gather.
+    What proves it: stage 3, a model with experts, no leaf modules, and a timeout in a gather; before a run the config
+    and the model's config.json, as a warning.
 
     When it could be wrong: any other branch that depends on the data hangs alike.
 
@@ -263,6 +285,7 @@ class MoeHang(Diagnosis):
     title = "experts under ZeRO-3 without leaf modules"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        yield from before_run.experts_without_leaves(self, case)
         logs = case.logs
         late = gather_timeouts(case)
         if logs is None or not late or any(logs.of_kind("leaf-modules")):

@@ -102,6 +102,11 @@ COUNTS = (
         r"(?:.*?number of skipped iterations:\s+(?P<skipped>\d+))?",
     ),
     _row(
+        "bar-loss",
+        "loss=",
+        rf"\| *\d+/\d+ \[[^\]]*?(?:it/s|s/it)[^\]]*?\b(?:train_)?loss(?:_step)?=(?P<loss>{NUMBER})",
+    ),
+    _row(
         "timers",
         "time (ms) |",
         r"time \(ms\) \|.*?\b(?:fwd|forward): (?P<forward>[\d.]+) \|.*?\b(?:bwd|backward): (?P<backward>[\d.]+)"
@@ -149,13 +154,23 @@ EVENTS = (
     ),
     _row(
         "deepspeed-version",
-        ("DeepSpeed info: version=", "deepspeed 0.", "deepspeed==", "deepspeed  ", "DeepSpeed 0."),
-        r"(?:DeepSpeed info: version=|\b[Dd]eep[Ss]peed(?:==|[ \t]+))(?P<deepspeed>\d+\.\d+\.\d+)",
+        (
+            "DeepSpeed info: version=",
+            "deepspeed 0.",
+            "deepspeed==",
+            "deepspeed  ",
+            "deepspeed: 0.",
+            "deepspeed info ...",
+            "DeepSpeed 0.",
+            "DeepSpeed version",
+        ),
+        r"(?:DeepSpeed info: version=|deepspeed info \.{3,} |\b[Dd]eep[Ss]peed(?: version)?(?:==|:?[ \t]+))"
+        r"(?P<deepspeed>\d+\.\d+\.\d+)",
     ),
     _row(
         "torch-version",
-        ("torch 1.", "torch 2.", "torch==", "torch   "),
-        r"\btorch(?:==|[ \t]+)(?P<torch>\d+\.\d+(?:\.\d+)?)",
+        ("torch 1.", "torch 2.", "torch==", "torch   ", "torch: 1.", "torch: 2.", "torch version ...", "Torch version"),
+        r"\b(?:torch|PyTorch)(?: version)?(?:==|:?[ \t]+| \.{3,} )(?P<torch>\d+\.\d+(?:\.\d+)?)",
     ),
     _row(
         "gpu-name",

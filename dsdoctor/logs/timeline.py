@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt, SkipCount
 
 MAX_ATTEMPTS = 200_000
 """Overflows kept of one rank; a log that has more tells nothing new."""
+_ONE = re.compile(r"loss scale: 1\.0, reducing to 1\.0")
 MAX_COUNTS = 4000
 """Lines of a counter kept of one rank; as they add up, every second one can be left out of a longer log."""
 
@@ -104,6 +106,8 @@ def history(
     `counts` stand for the overflows where these have no lines of their own.
     """
     unscaled = bool(lines) and all(line.scale is None for line in lines)
+    if precision is None and (_ones(lines) or (not lines and counts and all(count.scale == 1 for count in counts))):
+        unscaled = True
     fp16 = config.get("fp16")
     settings = fp16 if isinstance(fp16, Mapping) else {}
     static = _number(settings.get("loss_scale")) or None
@@ -132,6 +136,15 @@ def history(
         loss_finite=loss_finite,
         ended=ended,
     )
+
+
+def _ones(lines: list[Overflow]) -> bool:
+    """True for the lines that scalers without a scale print in some releases: 1.0, reducing to 1.0, and never more.
+
+    The oldest releases, known by "deepscale", had no such scalers; their dynamic one writes 1 at its floor.
+    """
+    same = all(line.scale == line.next_scale == 1 for line in lines)
+    return bool(lines) and same and all(_ONE.search(line.text) and "deepscale" not in line.text for line in lines)
 
 
 def _count_something(counts: tuple[SkipCount, ...]) -> bool:

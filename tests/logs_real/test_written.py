@@ -3,9 +3,9 @@
 import pytest
 
 from dsdoctor.analysis import analyze_log
-from tests.logs_real import communication, healthy, numbers, processes, software
+from tests.logs_real.written import communication, figures, healthy, processes, software, variants
 
-LOGS = [*numbers.CASES, *processes.CASES, *communication.CASES, *software.CASES, *healthy.CASES]
+LOGS = [*figures.CASES, *processes.CASES, *communication.CASES, *software.CASES, *variants.CASES, *healthy.CASES]
 
 
 @pytest.mark.parametrize("written", LOGS, ids=lambda written: written.name)

@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Logs about ranks that wait for each other: timeouts, hangs, networks, and runs that are only slow."""
 
-from tests.logs_real.parts import (
+from tests.logs_real.written.parts import (
     SITE,
     WrittenLog,
     bar,

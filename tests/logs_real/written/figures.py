@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Logs about numbers: what a loss scale did, losses and norms that are not finite, gradients that vanish."""
 
-from tests.logs_real.parts import (
+from tests.logs_real.written.parts import (
     WrittenLog,
     bar,
     ds,

@@ -1,8 +1,8 @@
 # ruff: noqa: E501
 """Logs of runs that are well, with everything in them that looks like trouble."""
 
-from tests.logs_real.numbers import megatron
-from tests.logs_real.parts import (
+from tests.logs_real.written.figures import megatron
+from tests.logs_real.written.parts import (
     SITE,
     WrittenLog,
     bar,

@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Logs about processes: memory that ran out, kills, launchers, and exceptions under their summaries."""
 
-from tests.logs_real.parts import (
+from tests.logs_real.written.parts import (
     SITE,
     WrittenLog,
     bar,

@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Logs about software: configs, ZeRO-3, autograd, builds, versions, checkpoints, disks, hardware."""
 
-from tests.logs_real.parts import (
+from tests.logs_real.written.parts import (
     SITE,
     WrittenLog,
     ds,
@@ -268,7 +268,7 @@ def no_driver() -> str:
 
 
 def trace_then_hang() -> str:
-    from tests.logs_real.parts import watchdog
+    from tests.logs_real.written.parts import watchdog
 
     changed = "Invalidate trace cache @ step 421: expected module 421, but got module 12"
     return log(

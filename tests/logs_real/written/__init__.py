@@ -1,0 +1,1 @@
+"""Logs written after what programs print, by what they are about."""
