@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
@@ -20,6 +20,7 @@ ABSURD_BYTES = 2**48
 """256 TiB: more than any device or host has. A request above it is a corrupt size."""
 FLUSHES_THAT_COUNT = 3
 
+_OVERFLOWED = r"Storage size calculation overflowed with sizes="
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _ASKED = re.compile(
     r"(?:[Tt]ried to allocate|[Uu]nable to allocate|failed to allocate) (?P<size>[\d.]+) ?(?P<prefix>[KMGTPE]?)i?[Bb]"
@@ -116,7 +117,7 @@ class BogusAllocation(TextDiagnosis):
     What it is: a shape or an index that was computed from garbage (uninitialised values, an overflow, labels used as
     sizes) asks for exabytes.
 
-    What proves it: a request above 256 TiB, more than any machine has.
+    What proves it: a request above 256 TiB, more than any machine has, or one whose bytes no 64-bit number can count.
 
     When it could be wrong: it is not memory in any case.
 
@@ -126,13 +127,20 @@ class BogusAllocation(TextDiagnosis):
     id = "memory/bogus-allocation"
     severity = "error"
     title = "an absurd amount of memory was asked for"
-    forms = (Form(message=_ASKED.pattern),)
+    forms = (Form(message=_ASKED.pattern), Form(message=_OVERFLOWED))
     confidence = 0.95
     cause = "an allocation of {size} {prefix}B was asked for: a corrupt size, not a lack of memory"
     fixes = (Fix(text="print the sizes at that line: one of them comes from data or overflowed"),)
 
     def applies(self, failure: Failure, case: Case) -> bool:
         return is_absurd(failure)
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        if not groups:
+            return (
+                "a tensor of more bytes than a 64-bit number counts was asked for: a corrupt size, not a lack of memory"
+            )
+        return super().tell(groups)
 
 
 class AllocatorPressure(TextDiagnosis):
@@ -259,6 +267,8 @@ def asked_bytes(failure: Failure) -> float | None:
 
 def is_absurd(failure: Failure) -> bool:
     """True if the size asked for cannot be meant."""
+    if re.search(_OVERFLOWED, failure.message):
+        return True
     size = asked_bytes(failure)
     return size is not None and size >= ABSURD_BYTES
 

@@ -181,11 +181,12 @@ class Timeout(Diagnosis):
         proof = timed_out(case)
         if not proof or _different(late) or holds(case, *_NARROWER):
             return
-        silent = silent_ranks(case.logs, late) if case.logs is not None else ()
+        silent = silent_ranks(case.logs, proof) if case.logs is not None else ()
         who = f"; rank {silent[0]} says nothing" if len(silent) == 1 else ""
         what = f"{_call(late[0])}, number {late[0].fields['seq']}," if late else "a collective"
+        ranks = len({one.rank for one in proof})
         yield self.finding(
-            cause=f"{what} timed out on {len({p.rank for p in proof})} ranks{who}",
+            cause=f"{what} timed out on {ranks} rank{'s' if ranks > 1 else ''}{who}",
             evidence=proof[:MAX_EVIDENCE],
             confidence=0.7,
             caveat="The logs do not say why; the cause lies one time limit before these lines, on the silent rank.",
@@ -323,10 +324,11 @@ def _call(event: LogEvent) -> str:
     return event.fields["op"] + (f" of {numel} elements" if numel else "")
 
 
-def silent_ranks(logs: LogFacts, late: Sequence[LogEvent]) -> tuple[int, ...]:
+def silent_ranks(logs: LogFacts, late: Sequence[LogEvent | Evidence]) -> tuple[int, ...]:
     """Ranks that are known of and that did not report the timeout."""
-    known = set(logs.ranks) | set(range(max((event.rank or 0 for event in late), default=0) + 1))
-    return tuple(sorted(known - {event.rank for event in late}))
+    known = {*logs.ranks, *(exit.rank for exit in logs.exits if exit.rank is not None)}
+    known |= set(range(max((one.rank or 0 for one in late), default=0) + 1))
+    return tuple(sorted(known - {one.rank for one in late}))
 
 
 def _other_cause(case: Case) -> bool:
