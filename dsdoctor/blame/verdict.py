@@ -28,6 +28,8 @@ _ENVIRONMENT_IDS = {
     "version/incompatible",
     "version/rank-mismatch",
 }
+_NOT_THE_MACHINES = {"comm/collective-mismatch", "comm/rank0-work-timeout", "memory/bogus-allocation"}
+"""Of those families, what the order of the ranks' own calls, or a corrupt size, brings about."""
 _DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _CONFIG = ("config/", "zero3/", "loss-scale/static", "autograd/direct-backward")
 _SCRIPT_IDS = {"launch/local-rank-mismatch"}
@@ -67,6 +69,12 @@ class View:
         return self.plain_health is not None and not self.plain_health.failed
 
     @property
+    def out_of_time(self) -> bool:
+        """The time limit ended the run, and no rule shows that it stood still: it may only be slow."""
+        ended = self.given_health is not None and self.given_health.trouble == "timeout"
+        return ended and self.root(lambda f: f.id.startswith("hang/") or f.id in _NOT_THE_MACHINES) is None
+
+    @property
     def low_precision(self) -> bool:
         return self.given is not None and self.given.facts is not None and self.given.facts.precision != "fp32"
 
@@ -100,8 +108,13 @@ def _environment(view: View) -> Verdict | None:
     """Ports, network, memory, disk, builds, versions. A run that passed refutes an estimate."""
     if view.given_passed:
         return None
-    finding = view.root(lambda f: f.id.startswith(_ENVIRONMENT) or f.id in _ENVIRONMENT_IDS)
+    finding = view.root(_is_environment)
     return _blame("environment", view, finding.cause, finding.confidence) if finding else None
+
+
+def _is_environment(finding: Finding) -> bool:
+    family = finding.id.startswith(_ENVIRONMENT) and finding.id not in _NOT_THE_MACHINES
+    return family or finding.id in _ENVIRONMENT_IDS
 
 
 def _defect(view: View) -> Verdict | None:
@@ -141,7 +154,7 @@ def _script(view: View) -> Verdict | None:
     mistake = view.root(lambda f: f.id in _SCRIPT_IDS)
     if view.given_failed and mistake is not None:
         return _blame("script", view, mistake.cause, mistake.confidence)
-    if not (view.given_failed and view.plain_failed):
+    if not (view.given_failed and view.plain_failed) or view.out_of_time:
         return None
     numeric = _numeric(view.given_health) and _numeric(view.plain_health)
     if numeric and view.low_precision and not (view.control_health and view.control_health.failed):
@@ -157,7 +170,7 @@ def _script(view: View) -> Verdict | None:
 
 def _deepspeed(view: View) -> Verdict | None:
     """Fails with DeepSpeed in every config tried and passes without it."""
-    if not (view.given_failed and view.plain_passed and view.given_health):
+    if not (view.given_failed and view.plain_passed and view.given_health) or view.out_of_time:
         return None
     text = f"the script passes without DeepSpeed and fails with it: {view.given_health.why}"
     return _blame("deepspeed", view, text, 0.6)

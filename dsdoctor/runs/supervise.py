@@ -34,6 +34,8 @@ _POLL = 0.2
 _START_SECONDS = 60.0
 """A rank may be silent for this long before its first forward pass, whatever the stall limit is: on a cold disk or a
 busy machine the imports, the data and the building of the engine take their time without a word."""
+_BUILD_SECONDS = 600.0
+"""The first use of an op builds it, once on a machine; up to so long that does not count against a run's time limit."""
 _SETTLE_SECONDS = 20.0
 """How long processes may go on once the end of the run is certain: a launcher waits for the peers of a failed rank, a
 script cleans up."""
@@ -149,6 +151,7 @@ def _watch(
 ) -> Ended:
     """Look every moment until the run is over or has to be ended."""
     started, told = time.monotonic(), -1
+    last, building = started, 0.0
     while True:
         code = processes.poll()
         members = processes.members()
@@ -159,18 +162,22 @@ def _watch(
             progress(f"step {told} of {spec.steps}" if told else "starting")
         if code is not None:
             return Ended(reason="launcher", time=time.time(), launcher_exit=code)
-        reason = "memory" if memory.exhausted else _to_be_ended(watch, limits, time.monotonic() - started)
-        if reason == "hung" and (_compiling(members) or extensions.waited_for(cache)):
-            watch.last_progress = time.monotonic()
-        elif reason is not None:
+        now = time.monotonic()
+        if _compiling(members) or extensions.waited_for(cache):
+            building += now - last
+            watch.last_progress = now
+        last = now
+        spent = now - started - min(building, _BUILD_SECONDS)
+        reason = "memory" if memory.exhausted else _to_be_ended(watch, limits, spent)
+        if reason is not None:
             return Ended(reason=reason, time=time.time())
         time.sleep(_POLL)
 
 
 def _to_be_ended(watch: Watch, limits: Limits, seconds: float) -> Reason | None:
     now = time.monotonic()
-    if watch.decided is not None and now - watch.decided > _SETTLE_SECONDS:
-        return "settled"
+    if watch.decided is not None:
+        return "settled" if now - watch.decided > _SETTLE_SECONDS else None
     if seconds > limits.timeout:
         return "timeout"
     return "hung" if now - watch.last_progress > _patience(watch, limits) else None

@@ -115,6 +115,14 @@ def test_the_same_line_of_the_script_at_the_same_step_is_the_same_failure():
     assert (at(12), at(13)) == ("script", "inconclusive")
 
 
+def test_a_run_that_only_ran_out_of_time_proves_nothing():
+    slow, plain = leg("with-deepspeed", outcome="timeout"), leg("without-deepspeed", outcome="timeout")
+    verdict = blame(slow, plain)
+    assert verdict.blame == blame(slow, leg("without-deepspeed")).blame == "inconclusive"
+    assert "--timeout" in verdict.summary
+    assert blame(slow, plain, findings=[finding("hang/uneven-batches")]).blame == "script"
+
+
 def test_exceptions_for_lost_peers_are_not_what_two_runs_have_in_common():
     lost = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
     peer = Failure(rank=0, type="RuntimeError", message=lost, time=2.0)
@@ -170,6 +178,13 @@ def test_a_proof_that_fails_proves_nothing():
 def test_the_environment_comes_before_the_config():
     found = [finding("launch/port-in-use"), finding("config/batch-size", keys=("train_batch_size",))]
     assert blame(raised("with-deepspeed"), findings=found).blame == "environment"
+
+
+def test_ranks_that_call_different_collectives_are_no_fault_of_the_network():
+    found = [finding("comm/collective-mismatch")]
+    runs = (leg("with-deepspeed", outcome="hung"), leg("without-deepspeed", outcome="hung"))
+    assert blame(*runs, findings=found).blame == "script"
+    assert blame(*runs, findings=[finding("comm/unreachable")]).blame == "environment"
 
 
 def test_a_run_that_passed_refutes_an_estimate_of_the_environment():

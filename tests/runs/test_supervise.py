@@ -135,6 +135,18 @@ def test_time_limit_ends_even_ranks_and_grandchildren_that_ignore_requests(run_r
     assert all(rank.stack for rank in run.ranks)
 
 
+def test_the_building_of_an_op_does_not_use_up_the_time_of_the_run(
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_compiling", lambda members: True)
+    monkeypatch.setattr(supervise, "_BUILD_SECONDS", 3.0)
+
+    run = run_ranks("hang", "hang", stall=1, timeout=2)
+
+    assert run.outcome == "timeout"
+    assert run.seconds > 5
+
+
 def test_rank_that_never_begins_is_shown_as_such(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "_START_SECONDS", 4.0)
 
