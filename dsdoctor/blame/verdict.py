@@ -32,6 +32,7 @@ _NOT_THE_MACHINES = {"comm/collective-mismatch", "comm/rank0-work-timeout", "mem
 """Of those families, what the order of the ranks' own calls, or a corrupt size, brings about."""
 _DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _CONFIG = ("config/", "zero3/", "loss-scale/static", "autograd/direct-backward")
+_BEFORE_THE_RUN = ("environment", "memory")
 _SCRIPT_IDS = {"launch/local-rank-mismatch"}
 """What only the script can mend, although the plain run, which makes no such check, passes."""
 
@@ -108,8 +109,18 @@ def _environment(view: View) -> Verdict | None:
     """Ports, network, memory, disk, builds, versions. A run that passed refutes an estimate."""
     if view.given_passed:
         return None
-    finding = view.root(_is_environment)
+    explained = view.given is not None and bool(view.given.failures) and view.root(_is_config) is not None
+    finding = view.root(lambda f: _is_environment(f) and not (explained and _predicted(f)))
     return _blame("environment", view, finding.cause, finding.confidence) if finding else None
+
+
+def _is_config(finding: Finding) -> bool:
+    return finding.id.startswith(_CONFIG)
+
+
+def _predicted(finding: Finding) -> bool:
+    """It rests on the stages before the run alone; a run that raised for the config never came as far as that."""
+    return bool(finding.evidence) and all(evidence.source in _BEFORE_THE_RUN for evidence in finding.evidence)
 
 
 def _is_environment(finding: Finding) -> bool:
@@ -130,7 +141,7 @@ def _config(view: View) -> Verdict | None:
         keys = " and ".join(proof.changed)
         text = f"the run fails as given and passes once only {keys} is changed"
         return _blame("config", view, text, 0.9, proof.changed)
-    finding = view.root(lambda f: f.id.startswith(_CONFIG))
+    finding = view.root(_is_config)
     return _blame("config", view, finding.cause, finding.confidence, finding.keys) if finding else None
 
 

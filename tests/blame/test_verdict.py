@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
-from dsdoctor.finding import Finding, FirstBad
+from dsdoctor.finding import Evidence, Finding, FirstBad
 from dsdoctor.runs.facts import EngineFacts, Failure, Frame, RankRun, Run, Step
 
 NAN = math.nan
@@ -185,6 +185,14 @@ def test_ranks_that_call_different_collectives_are_no_fault_of_the_network():
     runs = (leg("with-deepspeed", outcome="hung"), leg("without-deepspeed", outcome="hung"))
     assert blame(*runs, findings=found).blame == "script"
     assert blame(*runs, findings=[finding("comm/unreachable")]).blame == "environment"
+
+
+def test_a_prediction_about_the_machine_yields_to_what_the_run_raised_for_the_config():
+    predicted = replace(finding("build/compiler"), evidence=(Evidence(source="environment", text="no libaio"),))
+    found = [predicted, finding("config/ineffective", keys=("zero_optimization.offload_param.nvme_path",))]
+    assert blame(raised("with-deepspeed", kind="AssertionError"), findings=found).blame == "config"
+    assert blame(leg("with-deepspeed", outcome="killed"), findings=found).blame == "environment"
+    assert blame(raised("with-deepspeed"), findings=[predicted]).blame == "environment"
 
 
 def test_a_run_that_passed_refutes_an_estimate_of_the_environment():
