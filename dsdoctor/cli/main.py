@@ -27,7 +27,7 @@ EXIT_CODES = """exit codes:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dsdoctor",
-        description=dsdoctor.__doc__,
+        description="The troubleshooting assistant for DeepSpeed training.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
