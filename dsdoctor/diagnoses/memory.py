@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, memory_numbers
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import roots
-from dsdoctor.diagnoses.processes import KILL, memory_verdict
+from dsdoctor.diagnoses.processes import KILL, Ending, memory_verdict
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.frames import passes_through
 from dsdoctor.logs.facts import LogEvent
@@ -43,7 +44,28 @@ _MORE_SHARDING = Fix(
 )
 
 
-class GpuOomInit(TextDiagnosis):
+_DEFRAGMENT = Fix(text="let the allocator grow its pieces: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+_OTHERS = Fix(
+    text="see who else uses this GPU (nvidia-smi), an earlier run of the job that is still there for instance"
+)
+_IN_FIRST_STEP = "the GPU ran out of memory when the first step created the optimizer states: the batch plays no part"
+
+
+class _DeviceOutOfMemory(TextDiagnosis):
+    """What both kinds share: the figures of the message, and what follows from them."""
+
+    forms = _DEVICE_FORMS
+
+    def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
+        found = super().told(case, claimed, events)
+        figures = memory_numbers.device_memory(claimed[0].message)
+        if not figures.told():
+            return found
+        fixes = ((_DEFRAGMENT,) if figures.fragmented else ()) + ((_OTHERS,) if figures.others is not None else ())
+        return replace(found, cause=f"{found.cause} ({figures.told()})", fixes=(*fixes, *found.fixes))
+
+
+class GpuOomInit(_DeviceOutOfMemory):
     """The GPU ran out of memory while the model was loaded or DeepSpeed set up its states.
 
     What it is: weights, fp32 masters and optimizer states do not fit. Activations do not exist yet, so a smaller batch
@@ -61,7 +83,6 @@ class GpuOomInit(TextDiagnosis):
     id = "memory/gpu-oom-init"
     severity = "error"
     title = "the GPU ran out of memory during set-up"
-    forms = _DEVICE_FORMS
     cause = "the GPU ran out of memory while states were set up, before the first batch: the batch size plays no part"
     fixes = (_MORE_SHARDING, Fix(text="compute what fits: dsdoctor triage DS_CONFIG TRAIN.py --stages memory"))
     keys = ("zero_optimization.stage", "zero_optimization.offload_optimizer")
@@ -70,7 +91,7 @@ class GpuOomInit(TextDiagnosis):
         return not is_absurd(failure) and happened_at_set_up(failure, case)
 
 
-class GpuOomStep(TextDiagnosis):
+class GpuOomStep(_DeviceOutOfMemory):
     """The GPU ran out of memory in forward, backward or step.
 
     What it is: weights and states fit, and activations, gradients or temporary buffers on top of them do not.
@@ -87,7 +108,6 @@ class GpuOomStep(TextDiagnosis):
     id = "memory/gpu-oom-step"
     severity = "error"
     title = "the GPU ran out of memory in a training step"
-    forms = _DEVICE_FORMS
     cause = "the GPU ran out of memory in a training step: activations, gradients or buffers on top of the states"
     fixes = (
         Fix(text="smaller train_micro_batch_size_per_gpu with more gradient_accumulation_steps"),
@@ -100,14 +120,13 @@ class GpuOomStep(TextDiagnosis):
         return not is_absurd(failure) and not happened_at_set_up(failure, case)
 
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
+        found = super().told(case, claimed, events)
         if not passes_through(claimed[0].frames, _OPTIMIZER_STATES):
-            return super().told(case, claimed, events)
-        return self.finding(
-            cause="the GPU ran out of memory when the first step created the optimizer states: the batch plays no part",
-            evidence=tuple(map(context.evidence, claimed))[:MAX_EVIDENCE],
-            confidence=self.confidence,
-            fixes=(_MORE_SHARDING,),
-            keys=self.keys,
+            return found
+        return replace(
+            found,
+            cause=found.cause.replace(self.cause, _IN_FIRST_STEP),
+            fixes=tuple(fix for fix in found.fixes if fix not in self.fixes or fix is _MORE_SHARDING),
         )
 
 
@@ -233,9 +252,16 @@ class HostOomKill(Diagnosis):
             proof = (*(event.evidence() for event in said), *(ending.evidence for ending in killed))
             yield self._found("the kernel or the scheduler killed a process for lack of host memory", proof, 0.95, None)
         elif killed:
-            phase = self._last_phase(case)
-            text = f"{killed[0].who} was killed (-9) without a traceback, which is most often a lack of host memory"
-            yield self._found(text, (*(e.evidence for e in killed), *phase), 0.6, _ONLY_A_CODE)
+            yield self._by_code(case, killed)
+
+    def _by_code(self, case: Case, killed: list[Ending]) -> Finding:
+        """Nothing but the exit code says so; a sum of what was needed makes it likelier."""
+        text = f"{killed[0].who} was killed (-9) without a traceback, which is most often a lack of host memory"
+        proof = (*(ending.evidence for ending in killed[:1]), *self._last_phase(case))
+        needed = memory_numbers.host_sum(case.logs) if case.logs is not None else None
+        if needed is None or not needed.too_much:
+            return self._found(text, (*proof, *(ending.evidence for ending in killed[1:])), 0.6, _ONLY_A_CODE)
+        return self._found(f"{text}; {needed.told()}", (*proof, *needed.evidence), 0.8, _ONLY_A_CODE)
 
     def _last_phase(self, case: Case) -> tuple[Evidence, ...]:
         """The last thing that DeepSpeed said it was about to do."""

@@ -115,6 +115,16 @@ COUNTS = (
 )
 
 EVENTS = (
+    _row(
+        "host-memory",
+        "CPU Virtual Memory",
+        r"CPU Virtual Memory:\s+used = (?P<used>[\d.]+) GB, percent = (?P<percent>[\d.]+)%",
+    ),
+    _row(
+        "partition-sizes",
+        "partition count [",
+        r"partition count \[(?P<ranks>\d+)[\d, ]*\] and sizes\[(?P<sizes>[^\]]*)\]",
+    ),
     _row("nccl-p2p", "via P2P/", r"NCCL INFO Channel .* via P2P/"),
     _row(
         "nccl-version",
