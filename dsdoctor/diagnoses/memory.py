@@ -259,7 +259,7 @@ class HostOomKill(Diagnosis):
         text = f"{killed[0].who} was killed (-9) without a traceback, which is most often a lack of host memory"
         proof = (*(ending.evidence for ending in killed[:1]), *self._last_phase(case))
         needed = memory_numbers.host_sum(case.logs) if case.logs is not None else None
-        if needed is None or not needed.too_much:
+        if needed is None or not needed.tight:
             return self._found(text, (*proof, *(ending.evidence for ending in killed[1:])), 0.6, _ONLY_A_CODE)
         return self._found(f"{text}; {needed.told()}", (*proof, *needed.evidence), 0.8, _ONLY_A_CODE)
 

@@ -22,6 +22,8 @@ _PARTS = {
 }
 _OTHERS = 0.05
 """Share of the device that other processes may hold without being worth a word."""
+_TIGHT = 0.85
+"""Share of the free host memory above which the sum does not fit in practice."""
 STATE_BYTES = 16
 """Bytes an element that offloading puts on the host: fp32 weight and two moments of Adam, a gradient, and copies."""
 
@@ -100,8 +102,9 @@ class HostSum:
     evidence: tuple[Evidence, ...]
 
     @property
-    def too_much(self) -> bool:
-        return self.need > self.total - self.used
+    def tight(self) -> bool:
+        """True if hardly anything is left. Buffers are rounded up and copied on top of the sum."""
+        return self.need > _TIGHT * (self.total - self.used)
 
     def told(self) -> str:
         return (
