@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from dsdoctor.cli.errors import CannotWork
@@ -73,6 +76,7 @@ def job(arguments: argparse.Namespace, *, stages: tuple[str, ...] = ()) -> Job:
 
 def numbered_folder(parent: Path) -> Path:
     """A new folder `0001`, `0002`, … below `parent`; never one that exists. Raises CannotWork."""
+    _check_launcher(arguments.launcher, arguments.hostfile)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]
@@ -93,6 +97,17 @@ def readable(path: str) -> Path:
     found = Path(path)
     if not found.exists():
         raise CannotWork(f"no such file: {path}")
+def _check_launcher(launcher: str, hostfile: str | None) -> None:
+    """Raises CannotWork for a launcher that cannot start anything here, before anything is run."""
+    if launcher == "slurm" and shutil.which("srun") is None:
+        raise CannotWork("--launcher slurm needs srun, which is not on the PATH")
+    if hostfile is None:
+        return
+    if launcher != "deepspeed":
+        raise CannotWork("--hostfile is read by the deepspeed launcher only: add --launcher deepspeed")
+    readable(hostfile)
+
+
     if not found.is_file():
         raise CannotWork(f"not a file: {path}")
     if not os.access(found, os.R_OK):

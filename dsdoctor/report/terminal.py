@@ -31,11 +31,18 @@ _MOST_EVIDENCE = 6
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+class _Console(Console):
+    """Leaves a pipe that nobody reads to the command; rich would exit with 1, which means that an error was found."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Terminal:
     """Writes to one stream; `Terminal(sys.stderr)` for progress beside a JSON document."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = _Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def line(self, text: str = "", style: str = "") -> None:
         self._console.print(Text(clean(text), style=style))

@@ -1,6 +1,9 @@
 """What a person reads: no control characters from elsewhere, no colour outside a terminal."""
 
 import io
+import os
+
+import pytest
 
 from dsdoctor.finding import Evidence, Finding, Fix, Verdict
 from dsdoctor.report.terminal import Terminal, clean
@@ -21,6 +24,13 @@ def test_a_stage_is_one_line_with_its_mark():
     assert text.count("\n") == 1
     assert text.startswith("[✓] comm")
     assert "4.1 s" in text
+
+
+def test_a_pipe_that_nobody_reads_is_left_to_the_command():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as stream, pytest.raises(BrokenPipeError):
+        Terminal(stream).line("x" * 100_000)
 
 
 def test_every_status_has_its_mark():
