@@ -10,25 +10,29 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 from dsdoctor.logs.series import SeriesBuilder
-from dsdoctor.logs.shapes import Bar, Column, Maybe, Meaning, Meant, Step, columns
+from dsdoctor.logs.shapes import Bar, Maybe, Meaning, Meant, Step
 
 HEAD = 4
 """Steps read at the head of a block while an exception may yet be cleared by progress."""
+if TYPE_CHECKING:
+    from dsdoctor.logs.columns import Column
+
 DONE = re.compile(rb"%\|[^|]*\| *(\d+)/\d+ \[")
 """How many steps a progress bar shows done."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """The values of one kind of steps in a block: the lines that tell them, and the values by name."""
+    """The lines of a block that tell steps in one way, and in a long log what they tell, by name."""
 
     step: Step
     places: list[int]
-    ranks: tuple[bytes, ...]
-    values: dict[str, Column]
+    ranks: set[bytes] = field(default_factory=set)
+    values: dict[str, Column] = field(default_factory=dict)
 
 
 @dataclass
@@ -42,12 +46,14 @@ class Choice:
     @property
     def ranks(self) -> set[int]:
         """The ranks that told values."""
-        return {int(rank) for told in self.told for rank in set(told.ranks)}
+        return {int(rank) for told in self.told for rank in told.ranks}
 
-    def passed(self, start: int, end: int) -> list[tuple[Told, int]]:
+    def passed(self, start: int, end: int) -> list[tuple[Step, int]]:
         """How many lines that tell values lie between two others."""
-        counts = ((told, bisect_left(told.places, end) - bisect_left(told.places, start)) for told in self.told)
-        return [(told, count) for told, count in counts if count]
+        if start >= end:
+            return []
+        counts = [(t.step, bisect_left(t.places, end) - bisect_left(t.places, start)) for t in self.told]
+        return [(step, count) for step, count in counts if count]
 
 
 def choose(
@@ -58,6 +64,7 @@ def choose(
     bars: list[int] = []
     titled = False
     led: set[int] = set()
+    steps: dict[Step, list[int]] = {}
     for meaning in set(meanings) - {None}:
         places = [index for index, other in enumerate(meanings) if other is meaning]
         bar = meaning.bar if type(meaning) is Step else meaning
@@ -65,12 +72,14 @@ def choose(
             bars = sorted(bars + places)
             titled = titled or bar.titled
         if type(meaning) is Step:
-            _tell(meaning, places, texts, choice)
+            steps[meaning] = places
             led.update(places if meaning.led else ())
         elif type(meaning) is Maybe:
             choice.whole.update(at for at in places if any(literal in texts[at] for literal in meaning.literals))
         elif type(meaning) is Meant:
             choice.whole.update(places)
+    for step, places in steps.items():
+        _tell(step, places, texts, choice, series)
     choice.glanced = _kept(choice.told, series)
     if whole_head:
         choice.whole.update(bars[:HEAD], *(told.places[:HEAD] for told in choice.told))
@@ -88,23 +97,33 @@ def _before(bars: list[int], chosen: set[int]) -> set[int]:
     return {bars[at - 1] for index in chosen if (at := bisect_left(bars, index))}
 
 
-def _tell(step: Step, places: list[int], texts: Sequence[bytes], choice: Choice) -> None:
-    """Read the values of all lines that tell steps in this way."""
-    rows = step.pattern.findall(b"\n".join([texts[index] for index in places]))
-    if len(rows) != len(places):
-        choice.whole.update(places)  # not all are what the first one was: one by one, then
-        return
+def _tell(
+    step: Step, places: list[int], texts: Sequence[bytes], choice: Choice, series: dict[str, SeriesBuilder]
+) -> None:
+    """Find the values of all lines that tell steps in this way, unless they are so few that each is looked at."""
+    told = Told(step, places)
+    if all(name in series and series[name].thinned for name in step.names):
+        from dsdoctor.logs.columns import Lines
+
+        lines = Lines([texts[index] for index in places])
+        try:
+            told.ranks.update(lines.distinct(step.fields[0]) if step.ranked else ())
+            columns = [lines.column(where) for where in step.fields[step.ranked :]]
+        except ValueError:
+            choice.whole.update(places)  # not all are what the first one was: one by one, then
+            return
+        told.values.update(zip(step.names, columns, strict=True))
     choice.whole.add(places[-1])
-    choice.told.append(Told(step, places, *columns(step, rows)))
+    choice.told.append(told)
 
 
 def _kept(told: list[Told], series: dict[str, SeriesBuilder]) -> set[int]:
     """The lines of the values that a series keeps."""
-    kept: set[int] = set()
+    kept = {index for part in told if not part.values for index in part.places}
     for name in {name for part in told for name in part.values}:
-        builder = series.get(name) or SeriesBuilder(name)
+        builder = series[name]
         parts = [(part.places, part.values[name]) for part in told if name in part.values]
-        order = parts[0][0] if len(parts) == 1 else sorted(index for places, _ in parts for index in places)
+        order = sorted(chain.from_iterable(part.places for part in told if name in part.step.names))
         kept.update(order[at] for at in builder.wanted(len(order)))
         for places, column in parts:
             kept.update(places[at] for at in column.non_finite()[: builder.room_for_non_finite])

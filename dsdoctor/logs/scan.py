@@ -8,7 +8,6 @@ traceback or a config is open, every segment is read. Memory does not grow with 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -18,7 +17,7 @@ from dsdoctor.logs import grammar
 from dsdoctor.logs.bulk import DONE, Choice, choose
 from dsdoctor.logs.configs import BEGINS, ConfigBlock, parse
 from dsdoctor.logs.grammar import LinePattern
-from dsdoctor.logs.shapes import Kinds, by_lines, split
+from dsdoctor.logs.shapes import Kinds, Meaning, Step, by_lines, split
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
@@ -59,7 +58,11 @@ class _Place:
     """Where in a block the reading is: before which of its lines, or of its segments if they stand for lines."""
 
     def __init__(self, block: bytes) -> None:
-        self.texts, self.keys = split(block, by_lines=by_lines(block))
+        self._by_lines = by_lines(block)
+        if not self._by_lines and b"\r\n" in block:
+            block = block.replace(b"\r\n", b"\n")
+        self.texts, self.keys = split(block, by_lines=self._by_lines)
+        self._last = len(self.texts) - 1
         if not self.texts[-1]:
             self.texts.pop()
         self.index = 0
@@ -68,11 +71,11 @@ class _Place:
 
     def lines_to(self, index: int) -> int:
         """Go on to this index; how many lines ended on the way."""
-        if index <= self.index:
-            return 0
+        before, self.index = self.index, index
+        if self._by_lines:
+            return min(index, self._last) - before
         start = self._offset
-        self._offset += sum(map(len, self.texts[self.index : index])) + index - self.index
-        self.index = index
+        self._offset += sum(map(len, self.texts[before:index])) + index - before
         return self._block.count(b"\n", start, self._offset)
 
 
@@ -108,8 +111,6 @@ class Scanner:
                 self._story.unfinished.append((self._source.name, self._line))
 
     def _scan(self, block: bytes) -> None:
-        if b"\r\n" in block:
-            block = block.replace(b"\r\n", b"\n")
         place = _Place(block)
         while place.index < len(place.texts):
             if self._attention > 0:
@@ -119,7 +120,7 @@ class Scanner:
 
     def _read(self, place: _Place, rows: Sequence[LinePattern] | None = None) -> None:
         """Read one line, and go on behind it."""
-        text = place.texts[place.index].decode("utf-8", "replace")
+        text = place.texts[place.index].rstrip(b"\r").decode("utf-8", "replace")
         for segment in text.split("\r") if "\r" in text else (text,):
             self._segment(segment[:MAX_SEGMENT], rows)
         lines = place.lines_to(place.index + 1)
@@ -139,7 +140,7 @@ class Scanner:
             self._line += place.lines_to(start + index)
             meaning = meanings[index]
             if index in choice.glanced:
-                self._glance(place, choice, index)
+                self._glance(place, meaning)
                 continue
             self._read(place, meaning.rows if meaning is not None else None)
             if self._attention > 0:
@@ -147,26 +148,29 @@ class Scanner:
         self._passed(choice, done, len(meanings))
         self._line += place.lines_to(len(texts))
 
-    def _glance(self, place: _Place, choice: Choice, index: int) -> None:
+    def _glance(self, place: _Place, meaning: Meaning) -> None:
         """Take the steps of the bars in a line, and the values of its step, without reading it as a whole."""
-        text = place.texts[place.index]
-        for done in DONE.findall(text):
-            self._bar = (int(done), self._bar[1])
-            self._story.progress(self._bar[1] + int(done))
-        for told, _ in choice.passed(index, index + 1):
-            at = bisect_left(told.places, index)
-            self._dicts += 1
-            self._story.shown(self._dicts)
-            rank = int(told.ranks[at]) if told.ranks else self._source.rank
-            segment = next(part for part in text.split(b"\r") if told.step.pattern.search(part))
-            for name, column in told.values.items():
-                builder = self._story.builder(name)
-                builder.add(self._story.step, column.value(at), self._line, self._source.name, rank, segment)
+        for segment in place.texts[place.index].split(b"\r"):
+            for done in DONE.findall(segment):
+                self._bar = (int(done), self._bar[1])
+                self._story.progress(self._bar[1] + int(done))
+            if isinstance(meaning, Step) and (match := meaning.pattern.search(segment)) is not None:
+                self._tell(meaning, match.groups(), segment)
+
+    def _tell(self, step: Step, groups: tuple[bytes, ...], segment: bytes) -> None:
+        self._dicts += 1
+        self._story.shown(self._dicts)
+        rank = int(groups[0]) if step.ranked else self._source.rank
+        if rank is not None:
+            self._story.ranks.add(rank)
+        for name, number in zip(step.names, groups[step.ranked :], strict=True):
+            builder = self._story.builder(name)
+            builder.add(self._story.step, float(number), self._line, self._source.name, rank, segment)
 
     def _passed(self, choice: Choice, start: int, end: int) -> None:
-        for told, count in choice.passed(start, end):
+        for step, count in choice.passed(start, end):
             self._dicts += count
-            for name in told.values:
+            for name in step.names:
                 self._story.builder(name).passed(count)
 
     def _segment(self, segment: str, rows: Sequence[LinePattern] | None) -> None:

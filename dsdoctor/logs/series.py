@@ -58,6 +58,11 @@ class SeriesBuilder:
             self._points = self._points[::2]
             self._stride *= 2
 
+    @property
+    def thinned(self) -> bool:
+        """True once not every value is kept any more."""
+        return self._stride > 1
+
     def wanted(self, count: int) -> range:
         """Which of the next `count` values have to be added: all at first, every n-th of a long series."""
         return range(-self._count % self._stride, count, self._stride)

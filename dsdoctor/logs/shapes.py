@@ -8,13 +8,14 @@ may hold several segments, with carriage returns between them; where nearly all 
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from dsdoctor.logs import grammar
+from dsdoctor.logs.fields import Field, locate
 from dsdoctor.logs.grammar import LinePattern
 from dsdoctor.logs.unwrap import unwrap
 
@@ -27,8 +28,7 @@ _TO_LINES = bytes.maketrans(b"\r", b"\n")
 _STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "Error: ", "train_batch_size")
 _SAMPLE = 8192
 _SEGMENTS_OF_A_LINE = 8
-_VALUE = rb"(?:(\d\.\d*)(?:e-(\d\d))?|(" + grammar.NUMBER.encode() + rb"))"
-_GROUPS = 3
+_VALUE = rb"(" + grammar.NUMBER.encode() + rb")"
 _TOKEN = re.compile(r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+")
 
 
@@ -59,7 +59,7 @@ class Maybe(Meant):
     literals: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Bar(Meant):
     """The line holds progress bars of training and nothing else; those with a title start anew each epoch."""
 
@@ -68,64 +68,22 @@ class Bar(Meant):
 
 @dataclass(frozen=True, eq=False)
 class Step(Meant):
-    """The line tells values of a step: `pattern` has three groups for each of `names`, after one for the rank.
+    """The line tells values of a step.
 
-    `bar` stands for progress bars in the same line, `led` is true if one of them comes before the values.
+    `pattern` finds them, a group each: of the rank if `ranked`, then of the values by `names`. `fields` says where they
+    stand. `bar` stands for progress bars in the same line, `led` is true if one of them comes before the values.
     """
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
     ranked: bool
+    fields: tuple[Field, ...] = ()
     bar: Bar | None = None
     led: bool = False
 
 
 Meaning = Meant | None
 _M = TypeVar("_M", bound=Meant)
-
-
-class Column:
-    """The values of one quantity in a block, as text; only those that matter are made numbers."""
-
-    def __init__(self, mantissas: Sequence[bytes], exponents: Sequence[bytes], others: Sequence[bytes]) -> None:
-        self._mantissas = mantissas
-        self._exponents = exponents
-        self._others = others
-
-    def value(self, index: int) -> float:
-        """The number at this place; ValueError where the text is none."""
-        exponent = self._exponents[index]
-        mantissa = self._mantissas[index]
-        return float(self._others[index] or (mantissa + b"e-" + exponent if exponent else mantissa))
-
-    def beyond(self, widens: Callable[[float], bool]) -> list[int]:
-        """Places of the least and of the greatest finite value, as far as they widen what is known."""
-        odd = [(float(text), at) for at, text in enumerate(self._others) if text] if any(self._others) else []
-        plain = self._mantissas if not odd else list(filter(None, self._mantissas))
-        if any(self._exponents) and len(set(self._exponents)) > 1:
-            odd, plain = [(self.value(at), at) for at in range(len(self._mantissas))], []
-        finite = [pair for pair in odd if math.isfinite(pair[0])]
-        found = [at for value, at in (min(finite), max(finite)) if widens(value)] if finite else []
-        if plain:
-            # Of numbers with one digit before the point, the order of the texts is that of the values.
-            exponent = b"e-" + self._exponents[0] if self._exponents[0] else b""
-            ends = (text for text in (min(plain), max(plain)) if widens(float(text + exponent)))
-            found += [self._mantissas.index(text) for text in ends]
-        return found
-
-    def non_finite(self) -> list[int]:
-        """Places of values that are not finite."""
-        if not any(self._others):
-            return []
-        return [at for at, text in enumerate(self._others) if text and not math.isfinite(float(text))]
-
-
-def columns(step: Step, rows: Sequence[tuple[bytes, ...]]) -> tuple[tuple[bytes, ...], dict[str, Column]]:
-    """The ranks of all rows, where they have them, and the values by the name of the quantity."""
-    groups = list(zip(*rows, strict=True))
-    ranks = groups.pop(0) if step.ranked else ()
-    named = enumerate(step.names)
-    return ranks, {name: Column(*groups[_GROUPS * at : _GROUPS * (at + 1)]) for at, name in named}
 
 
 class Kinds:
@@ -161,25 +119,20 @@ class Kinds:
 
     def _meaning(self, key: bytes, raw: bytes) -> Meaning:
         if b"\r" not in raw:
-            return self._of_segment(key, raw)
-        parts = (self._of_segment(part.translate(None, _ERASED), part) for part in raw.split(b"\r"))
-        return self._together([part for part in parts if part is not None])
-
-    def _together(self, parts: list[Meant]) -> Meaning:
-        """What the segments of a line mean together."""
-        rows = _in_order(row for part in parts for row in part.rows)
-        bars = [part for part in parts if type(part) is Bar]
-        steps = [part for part in parts if type(part) is Step]
-        if len(bars) + len(steps) < len(parts) or len(steps) > 1:
-            return Meant(rows)
-        bar = self._one(Bar(rows, any(part.titled for part in bars))) if bars else None
-        if not steps or bar is None:
-            return steps[0] if steps else bar
-        return self._one(replace(steps[0], rows=rows, bar=bar, led=parts[0] in bars))
+            meaning = self._of_segment(key, raw)
+        else:
+            parts = (self._of_segment(part.translate(None, _ERASED), part) for part in raw.split(b"\r"))
+            meaning = _together([part for part in parts if part is not None])
+        if type(meaning) is Step:
+            match = meaning.pattern.search(raw)
+            located = [locate(raw, *match.span(group + 1)) for group in range(match.re.groups)] if match else [None]
+            fields = [field for field in located if field is not None]
+            meaning = replace(meaning, fields=tuple(fields)) if len(fields) == len(located) else Meant(meaning.rows)
+        return None if meaning is None else self._one(meaning)
 
     def _one(self, meaning: _M) -> _M:
         """The same object for all that mean the same, so that lines can be sorted by it."""
-        key = (type(meaning), *(getattr(meaning, field.name) for field in fields(meaning)))
+        key = (type(meaning), *(getattr(meaning, field.name) for field in dataclasses.fields(meaning)))
         return cast(_M, self._same.setdefault(key, meaning))
 
     def _of_segment(self, key: bytes, raw: bytes) -> Meaning:
@@ -194,7 +147,7 @@ class Kinds:
             return Meant(rows)
         if kinds == {"bar"}:
             title = matched[0][1]["title"]
-            return self._one(Bar(rows, bool(title))) if not title or self._is_training(title) else None
+            return Bar(rows, bool(title)) if not title or self._is_training(title) else None
         return (self._step(text, rows) if kinds == {"hf-dict"} else None) or Meant(rows)
 
     def _step(self, text: str, rows: tuple[LinePattern, ...]) -> Step | None:
@@ -211,7 +164,18 @@ class Kinds:
         pattern = re.compile(source)
         if pattern.fullmatch(text.encode("latin-1")) is None:
             return None
-        return self._one(Step(rows, pattern, names, line.rank_at is not None))
+        return Step(rows, pattern, names, line.rank_at is not None)
+
+
+def _together(parts: list[Meant]) -> Meaning:
+    """What the segments of a line mean together."""
+    rows = _in_order(row for part in parts for row in part.rows)
+    bars = [part for part in parts if type(part) is Bar]
+    steps = [part for part in parts if type(part) is Step]
+    if len(bars) + len(steps) < len(parts) or len(steps) > 1:
+        return Meant(rows)
+    bar = Bar(rows, any(part.titled for part in bars)) if bars else None
+    return replace(steps[0], rows=rows, bar=bar, led=parts[0] in bars) if steps else bar
 
 
 def _pattern(text: str, roles: dict[int, tuple[int, str]], rank_at: int | None) -> tuple[bytes, tuple[str, ...]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """Bytes read at once; also the longest piece of a line."""
 STDIN = "-"
 

@@ -1,0 +1,94 @@
+"""The values in many lines of one kind, as arrays: where they stand, which are extreme, which are not finite.
+
+numpy is imported here at module level; only a log with more steps than a series keeps needs this module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsdoctor.logs.fields import Field
+
+_WIDTH = 8
+_TAIL = 4
+_POINT, _ZERO, _NINE, _E = b".09e"
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Lines:
+    """Lines of one kind; ValueError where one of them is of another."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self._count = len(texts)
+        self._joined = b"\n".join(texts) + bytes(_WIDTH)
+        self._bytes = np.frombuffer(self._joined, np.uint8)
+        self._marks: dict[int, Array] = {}
+
+    def column(self, field: Field) -> Column:
+        """The numbers of one field."""
+        return Column(self._joined, self._bytes, *self._ends(field), exponent=field.exponent)
+
+    def distinct(self, field: Field) -> set[bytes]:
+        """What stands in a field, each text once, cut to eight bytes."""
+        heads = np.unique(_heads(self._bytes, *self._ends(field)))
+        return {int(head).to_bytes(_WIDTH, "big").rstrip(b"\0") for head in heads.tolist()}
+
+    def _ends(self, field: Field) -> tuple[Array, Array]:
+        if field.mark not in self._marks:
+            self._marks[field.mark] = np.flatnonzero(self._bytes == field.mark).reshape(self._count, field.count)
+        marks = self._marks[field.mark]
+        starts, ends = marks[:, field.left] + field.start, marks[:, field.right] - field.end
+        if (ends <= starts).any():
+            raise ValueError("a line without a number")
+        return starts, ends
+
+
+class Column:
+    """The numbers of one field. Only those that matter are made numbers."""
+
+    def __init__(self, joined: bytes, data: Array, starts: Array, ends: Array, *, exponent: bool) -> None:
+        self._joined = joined
+        self._starts = starts
+        self._ends = ends
+        # The order of the texts is that of the numbers where there is one digit before the point, and if there is an
+        # exponent, the same one.
+        plain = np.ones(len(ends), bool)
+        if exponent:
+            ends = ends - _TAIL
+            tails = data[ends[:, None] + np.arange(_TAIL)]
+            plain &= (tails == tails[0]).all(axis=1) & (tails[0, 0] == _E)
+        heads = _heads(data, starts, ends)
+        first = heads >> 56
+        plain &= (first >= _ZERO) & (first <= _NINE) & (heads >> 48 & 0xFF == _POINT)
+        self._plain = np.flatnonzero(plain)
+        self._order = heads[self._plain]
+        self._odd = [(at, float(self._text(at))) for at in np.flatnonzero(~plain).tolist()]
+
+    def _text(self, at: int) -> bytes:
+        return self._joined[self._starts[at] : self._ends[at]]
+
+    def beyond(self, widens: Callable[[float], bool]) -> list[int]:
+        """Places of the least and of the greatest finite number, as far as they widen what is known."""
+        finite = [(value, at) for at, value in self._odd if math.isfinite(value)]
+        found = {min(finite)[1], max(finite)[1]} if finite else set()
+        if len(self._plain):
+            for choose, least in ((min, self._order.min()), (max, self._order.max())):
+                same = self._plain[self._order == least].tolist()
+                found.add(choose(same, key=lambda at: float(self._text(at))) if len(same) > 1 else same[0])
+        return [at for at in found if widens(float(self._text(at)))]
+
+    def non_finite(self) -> list[int]:
+        """Places of numbers that are not finite."""
+        return [at for at, value in self._odd if not math.isfinite(value)]
+
+
+def _heads(data: Array, starts: Array, ends: Array) -> Array:
+    """The first eight bytes of each text as one integer, zeros behind its end."""
+    places = starts[:, None] + np.arange(_WIDTH)
+    heads = data[places]
+    heads[places >= ends[:, None]] = 0
+    return heads.view(">u8").ravel().astype(np.uint64)
