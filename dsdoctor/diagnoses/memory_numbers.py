@@ -85,7 +85,7 @@ def _first(message: str, patterns: tuple[str, ...], name: str) -> float | None:
 
 
 def _bytes(text: str) -> float:
-    number = re.match(r"[\d.]+", text)
+    number = re.match(r"\d+(?:\.\d+)?", text)
     prefix = text[number.end() :].strip()[:1] if number is not None else ""
     return float(number.group()) * _UNITS.get(prefix, 1) if number is not None else 0.0
 

@@ -26,6 +26,8 @@ def _row(kind: str, literals: str | tuple[str, ...], pattern: str) -> LinePatter
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
 
+PLAIN = r"\d+(?:\.\d+)?"
+
 NOT_OF_A_TEST = r"(?<!val )(?<!eval )(?<!valid )(?<!validation )(?<!test )"
 """Before the name of a quantity: it is not that of a validation."""
 
@@ -102,15 +104,21 @@ COUNTS = (
         r"(?:.*?number of skipped iterations:\s+(?P<skipped>\d+))?",
     ),
     _row(
-        "bar-loss",
+        "figures",
         "loss=",
         rf"\| *\d+/\d+ \[[^\]]*?(?:it/s|s/it)[^\]]*?\b(?:train_)?loss(?:_step)?=(?P<loss>{NUMBER})",
     ),
     _row(
-        "timers",
+        "figures",
+        "MemAllocated=",
+        rf"CurrSamplesPerSec=(?P<samples>{NUMBER}), MemAllocated=(?P<memory>{NUMBER})GB",
+    ),
+    _row("figures", "elapsed time per iteration", rf"elapsed time per iteration \(ms\): (?P<iteration>{NUMBER}) \|"),
+    _row(
+        "figures",
         "time (ms) |",
-        r"time \(ms\) \|.*?\b(?:fwd|forward): (?P<forward>[\d.]+) \|.*?\b(?:bwd|backward): (?P<backward>[\d.]+)"
-        r" \|.*?\bstep: (?P<step>[\d.]+)",
+        rf"time \(ms\) \|.*?\b(?:fwd|forward): (?P<forward>{PLAIN}) \|.*?\b(?:bwd|backward): (?P<backward>{PLAIN})"
+        rf" \|.*?\bstep: (?P<step>{PLAIN})",
     ),
 )
 
@@ -118,7 +126,7 @@ EVENTS = (
     _row(
         "host-memory",
         "CPU Virtual Memory",
-        r"CPU Virtual Memory:\s+used = (?P<used>[\d.]+) GB, percent = (?P<percent>[\d.]+)%",
+        rf"CPU Virtual Memory:\s+used = (?P<used>{PLAIN}) GB, percent = (?P<percent>{PLAIN})%",
     ),
     _row(
         "partition-sizes",

@@ -19,7 +19,16 @@ PROGRESS_THAT_CLEARS = 3
 ENDS = ("cancelled", "sighup", "oom-kill", "ssh-failed", "closing-signal", "peer-lost", "local-rank-refused")
 """Kinds of events that tell of the end of a process: what goes on for long after one of them is another attempt."""
 _COUNTERS = ("skip-count", "skips-since")
-_TIMERS = {"forward": "forward_ms", "backward": "backward_ms", "step": "step_ms"}
+_FIGURES = {
+    "forward": "forward_ms",
+    "backward": "backward_ms",
+    "step": "step_ms",
+    "iteration": "iteration_ms",
+    "samples": "samples_per_s",
+    "memory": "memory_gib",
+    "loss": "loss",
+}
+"""Series by the names of the groups that rows of the kind `figures` have."""
 MINIMUM_REACHED = "Current loss scale already at minimum"
 MAX_FAILURES = 200
 MAX_EVENTS = 2000
@@ -130,11 +139,8 @@ class Story:
         if kind in _COUNTERS:
             self._counted(kind, fields, place)
             return
-        if kind == "bar-loss":
-            self.value("loss", float(fields["loss"]), place)
-            return
-        if kind == "timers":
-            self._timed(fields, place)
+        if kind == "figures":
+            self._figures(fields, place)
             return
         order = self.tick()
         if kind == "finished":
@@ -170,10 +176,9 @@ class Story:
         add = self.skips.add if kind == "skip-count" else self.skips.add_since
         add((place.source, place.rank), count)
 
-    def _timed(self, fields: Mapping[str, str], place: Place) -> None:
-        for name, series in _TIMERS.items():
-            if name in fields:
-                self.value(series, float(fields[name]), place)
+    def _figures(self, fields: Mapping[str, str], place: Place) -> None:
+        for name, text in fields.items():
+            self.value(_FIGURES[name], float(text), place)
 
     def exit(self, code: int, rank: int | None, place: Place, *, by_launcher: bool = False) -> None:
         order = self.tick()

@@ -36,10 +36,10 @@ def config(stage: int = 2, **keys: object) -> dict[str, object]:
 class Net(torch.nn.Module):
     """Two layers; a `spike` makes the gradients of one step overflow, not the loss; `scale` makes all of them large."""
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale: float = 1.0, hidden: int = WIDTH) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(WIDTH, WIDTH)
-        self.second = torch.nn.Linear(WIDTH, 1)
+        self.first = torch.nn.Linear(WIDTH, hidden)
+        self.second = torch.nn.Linear(hidden, 1)
         self.scale = scale
         self.spike = 1.0
 
@@ -52,7 +52,13 @@ class Net(torch.nn.Module):
 
 
 def train(
-    settings: dict[str, object], steps: int, *, model: torch.nn.Module | None = None, spikes: tuple[int, ...] = ()
+    settings: dict[str, object],
+    steps: int,
+    *,
+    model: torch.nn.Module | None = None,
+    spikes: tuple[int, ...] = (),
+    spike: float = float("inf"),
+    norms: bool = False,
 ) -> None:
     model = model or Net()
     engine, *_ = deepspeed.initialize(model=model, config=settings)
@@ -60,12 +66,13 @@ def train(
     torch.manual_seed(dist.get_rank())
     for step in range(steps):
         if isinstance(model, Net):
-            model.spike = float("inf") if step in spikes else 1.0
+            model.spike = spike if step in spikes else 1.0
         loss = engine(torch.randn(4, WIDTH, dtype=dtype))
         engine.backward(loss)
         engine.step()
         if dist.get_rank() == 0:
-            print(f"step {step + 1} loss {loss.item():.4f} lr {engine.get_lr()[0]:.2e}", flush=True)
+            norm = f" grad norm {float(engine.get_global_grad_norm())}" if norms else ""
+            print(f"step {step + 1} loss {loss.item():.4f}{norm} lr {engine.get_lr()[0]:.2e}", flush=True)
 
 
 def warmup() -> None:
@@ -105,6 +112,21 @@ def exploding() -> None:
 
 def bf16_skips() -> None:
     train(config(bf16={"enabled": True}), 40, spikes=(10, 20, 30))
+
+
+def bf16_silent() -> None:
+    settings = config(stage=1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})
+    train(settings, 40, spikes=(10, 20, 30))
+
+
+def underflow() -> None:
+    train(config(fp16=FP16), 30, spikes=tuple(range(30)), spike=1e-14, norms=True)
+
+
+def offload() -> None:
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    settings = config(zero_optimization=zero, zero_force_ds_cpu_optimizer=False, wall_clock_breakdown=True)
+    train(settings, 12, model=Net(hidden=200_000))
 
 
 def no_fp16() -> None:
@@ -216,6 +238,10 @@ def alone() -> None:
     dist.init_process_group("gloo", rank=0, world_size=2, timeout=datetime.timedelta(seconds=4))
 
 
+def client() -> None:
+    dist.init_process_group("gloo", rank=1, world_size=2, timeout=datetime.timedelta(seconds=4))
+
+
 def weight_outside() -> None:
     engine, *_ = deepspeed.initialize(model=Net(), config=config(stage=3))
     x = torch.randn(4, WIDTH)
@@ -315,6 +341,7 @@ def trainer(**arguments: object) -> None:
         "max_steps": 20,
         "logging_steps": 1,
         "report_to": [],
+        "remove_unused_columns": False,
         "save_strategy": "no",
         "per_device_train_batch_size": 2,
         "learning_rate": 1e-3,
