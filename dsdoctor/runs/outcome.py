@@ -28,6 +28,8 @@ class Ended:
     reason: Reason
     time: float
     launcher_exit: int | None = None
+    limit: float = 0.0
+    """Seconds that were up, where a time limit ended it."""
 
     @property
     def by_us(self) -> bool:
@@ -123,13 +125,11 @@ def why(
     ended: Ended,
     ranks: Sequence[RankRun],
     tail: str,
-    limit: float,
     printed: str = "",
 ) -> str:
     """One sentence to `outcome`.
 
-    `tail` are the last lines of the launcher, `limit` the seconds that were up, `printed` is the last line on the
-    stderr of `first`.
+    `tail` are the last lines of the launcher, `printed` is the last line on the stderr of `first`.
     """
     if ended.reason == "memory":
         return "stopped by dsdoctor: host memory was nearly used up, the kernel would have killed a process"
@@ -141,7 +141,7 @@ def why(
     if outcome in ("hung", "timeout"):
         waiting = ", ".join(f"rank {rank.rank} {_place(rank)}" for rank in ranks if not rank.completed)
         what = "no progress of any rank for" if outcome == "hung" else "not done after"
-        return f"{what} {round(limit, 1):g} s: {waiting or 'all ranks were done, the launcher was not'}"
+        return f"{what} {round(ended.limit, 1):g} s: {waiting or 'all ranks were done, the launcher was not'}"
     if outcome == "exited":
         return f"the launcher ended with exit code {ended.launcher_exit}: {tail}"
     return ""

@@ -104,7 +104,7 @@ def supervise(
             _clear(folder)
     except (LaunchError, OSError) as error:
         return _not_started(spec, plan, leg, str(error))
-    return _gather(spec, leg, limits, ranks, seen)
+    return _gather(spec, leg, ranks, seen)
 
 
 def _run_once(
@@ -170,7 +170,8 @@ def _watch(
         spent = now - started - min(building, _BUILD_SECONDS)
         reason = "memory" if memory.exhausted else _to_be_ended(watch, limits, spent)
         if reason is not None:
-            return Ended(reason=reason, time=time.time())
+            limit = _patience(watch, limits) if reason == "hung" else limits.timeout
+            return Ended(reason=reason, time=time.time(), limit=limit)
         time.sleep(_POLL)
 
 
@@ -210,7 +211,7 @@ def _stacks(folder: Path, ranks: int, ended: Ended) -> tuple[dict[int, tuple[Fra
     return {rank: stacks.read_stack(folder, rank) for rank in range(ranks)}, ()
 
 
-def _gather(spec: RunSpec, leg: Leg, limits: Limits, expected: int, seen: _Seen) -> Run:
+def _gather(spec: RunSpec, leg: Leg, expected: int, seen: _Seen) -> Run:
     folder, ended = Path(spec.folder), seen.ended
     traces = [read_trace(folder, rank) for rank in range(expected)]
     attendance = [read_attendance(folder, rank) for rank in range(expected)]
@@ -220,14 +221,13 @@ def _gather(spec: RunSpec, leg: Leg, limits: Limits, expected: int, seen: _Seen)
     ]
     first = next(iter(outcome.troubles(ranks, attendance)), None)
     result = outcome.outcome(ranks, traces, first, ended)
-    limit = limits.stall if result == "hung" else limits.timeout
     run = _bare(spec, leg, expected)
     return replace(
         run,
         outcome=result,
         ranks=tuple(ranks),
         seconds=seen.seconds,
-        why=outcome.why(result, first, ended, ranks, _last_words(folder), limit, _last_line(folder, first)),
+        why=outcome.why(result, first, ended, ranks, _last_words(folder), _last_line(folder, first)),
         model=next((trace.model for trace in traces if trace.model is not None), None),
         facts=next((trace.facts for trace in traces if trace.facts is not None), None),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),

@@ -33,7 +33,7 @@ def judge(traces: list[RankTrace], attendance: list[Attendance], ended: Ended) -
     ranks = [outcome.rank_run(a, b, ended) for a, b in zip(traces, attendance, strict=True)]
     first = next(iter(outcome.troubles(ranks, attendance)), None)
     result = outcome.outcome(ranks, traces, first, ended)
-    return result, outcome.why(result, first, ended, ranks, "last words", 60), ranks
+    return result, outcome.why(result, first, ended, ranks, "last words"), ranks
 
 
 def test_first_exception_wins_over_those_it_caused() -> None:
@@ -118,7 +118,7 @@ def test_ranks_still_there_are_ended_by_us(reason: Reason, text: str) -> None:
     ]
     told = [seen(rank, -15, 20.1, told=20.05) for rank in (0, 2, 3)]
 
-    result, why, ranks = judge(traces, [told[0], seen(1, 0, 15.0), *told[1:]], Ended(reason=reason, time=20))
+    result, why, ranks = judge(traces, [told[0], seen(1, 0, 15.0), *told[1:]], Ended(reason=reason, time=20, limit=60))
 
     assert result == reason
     assert why == f"{text} 60 s: rank 0 in backward, rank 2 in the script, rank 3 not started"

@@ -153,6 +153,7 @@ def test_rank_that_never_begins_is_shown_as_such(run_ranks: RunRanks, monkeypatc
     run = run_ranks("finish", "hang-before-start", stall=1)
 
     assert (run.outcome, run.ranks[1].last_phase, run.ranks[1].stack) == ("hung", "not started", ())
+    assert run.why == "no progress of any rank for 4 s: rank 1 not started"  # the limit in force, not --stall
 
 
 def test_stopped_process_is_told_from_one_that_waits(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
