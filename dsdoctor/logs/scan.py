@@ -98,6 +98,7 @@ class Scanner:
 
     def scan(self, blocks: Iterable[bytes]) -> None:
         """Read all blocks, then close what is still open. Exceptions of `blocks` pass through, after the closing."""
+        self._story.source = self._source.name
         try:
             for block in blocks:
                 self._scan(block)

@@ -62,6 +62,10 @@ class _Candidate:
     failure: Failure
     order: int
     progress: int
+    passed: int
+    """Steps that were done from when it came to when its last line was read."""
+    reached: int
+    """The step that its source had reached then."""
 
 
 @dataclass
@@ -75,6 +79,8 @@ class Story:
     """The accumulators. `step` is the last step that a line of progress named."""
 
     lines: int = 0
+    source: str = ""
+    """The source that is being read."""
     step: int | None = None
     steps_seen: int = 0
     scale: ScaleTimeline = field(default_factory=ScaleTimeline)
@@ -120,8 +126,7 @@ class Story:
         self._reach(count)
 
     def _reach(self, step: int) -> None:
-        source = self.last.source if self.last is not None else ""
-        self._reached[source] = max(step, self._reached.get(source, 0))
+        self._reached[self.source] = max(step, self._reached.get(self.source, 0))
 
     def builder(self, name: str) -> SeriesBuilder:
         """The series of this name in the making, from its first value on."""
@@ -196,7 +201,9 @@ class Story:
     def failure(self, failure: Failure, progress: int) -> None:
         """An exception; `progress` is what `steps_shown` was when it came."""
         if len(self._failures) < MAX_FAILURES:
-            self._failures.append(_Candidate(failure, self.tick(), progress))
+            reached = self._reached.get(failure.source, 0)
+            passed = self._progress - progress
+            self._failures.append(_Candidate(failure, self.tick(), progress, passed, reached))
 
     def facts(self, sources: tuple[str, ...]) -> LogFacts:
         """Everything that was understood."""
@@ -232,6 +239,13 @@ class Story:
         """True if that source shows steps beyond those it had reached when something came."""
         return self._reached.get(source, 0) - reached >= PROGRESS_THAT_CLEARS
 
+    def _survived(self, candidate: _Candidate) -> bool:
+        """True if steps were done after that exception, and not only those that another source tells of."""
+        later = self._progress - candidate.progress
+        reached = self._reached.get(candidate.failure.source, 0)
+        passed = candidate.passed if reached <= candidate.reached else later
+        return passed >= PROGRESS_THAT_CLEARS
+
     def _kept(self, exits: tuple[ProcessExit, ...]) -> list[_Candidate]:
         """The exceptions that were not survived, oldest first.
 
@@ -239,7 +253,7 @@ class Story:
         buffer: then the last exception counts.
         """
         died = any(exit.code != 0 for exit in exits)
-        kept = [c for c in self._failures if self._progress - c.progress < PROGRESS_THAT_CLEARS]
+        kept = [candidate for candidate in self._failures if not self._survived(candidate)]
         if not kept and any(exit.code > 0 for exit in exits):
             kept = self._failures[-1:]
         if self._finished is not None and not died:
