@@ -43,7 +43,8 @@ def prepared(folder: Path) -> Path:
 def waited_for(folder: Path) -> bool:
     """True if ranks may be waiting without a word for a build in the cache: of this run or of another one, or for one
     that was killed, whose lock is removed here so that they go on. torch keeps one folder an op, its `lock` in it
-    (torch.utils.file_baton).
+    (torch.utils.file_baton). To be asked only where nothing has moved for a while: a build that ends closes its lock
+    before it removes it, and fails if the lock is gone in between.
     """
     locks = set(folder.glob("*/lock"))
     for lock in locks - _open_files() if locks else ():

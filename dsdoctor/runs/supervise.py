@@ -163,13 +163,15 @@ def _watch(
         if code is not None:
             return Ended(reason="launcher", time=time.time(), launcher_exit=code)
         now = time.monotonic()
-        if _compiling(members) or extensions.waited_for(cache):
+        if _compiling(members):
             building += now - last
             watch.last_progress = now
         last = now
         spent = now - started - min(building, _BUILD_SECONDS)
         reason = "memory" if memory.exhausted else _to_be_ended(watch, limits, spent)
-        if reason is not None:
+        if reason == "hung" and extensions.waited_for(cache):
+            watch.last_progress = now
+        elif reason is not None:
             limit = _patience(watch, limits) if reason == "hung" else limits.timeout
             return Ended(reason=reason, time=time.time(), limit=limit)
         time.sleep(_POLL)
