@@ -43,8 +43,10 @@ def _show(machine: MachineFacts, findings: tuple[Finding, ...]) -> None:
     from dsdoctor.report.terminal import Terminal
 
     terminal = Terminal(sys.stdout)
-    for name, value in _rows(machine):
-        terminal.line(f"{name:<14} {value}")
+    rows = _rows(machine)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        terminal.line(f"{name:<{width}} {value}")
     terminal.findings(findings)
 
 
