@@ -16,6 +16,20 @@ def pair_apart(run: Run) -> tuple[RankRun, RankRun] | None:
     return next(((w, a) for w in waiting for a in away if w.last_step >= len(a.steps)), None)
 
 
+def apart_in_engine(run: Run) -> tuple[RankRun, RankRun] | None:
+    """Two ranks that wait for others inside the engine, at different places of the same step."""
+    inside = [rank for rank in run.ranks if rank.last_phase in ENGINE_PHASES and in_collective(rank)]
+    if len(inside) < len(run.ranks):
+        return None
+    pairs = ((one, other) for one in inside for other in inside if one.rank < other.rank)
+    return next((pair for pair in pairs if _apart(*pair)), None)
+
+
+def _apart(one: RankRun, other: RankRun) -> bool:
+    mine, theirs = own_frame(one), own_frame(other)
+    return one.last_step == other.last_step and (one.last_phase != other.last_phase or mine != theirs)
+
+
 def in_one_round(one: RankRun, other: RankRun) -> bool:
     """Both stand in the same loop: their stacks part at two lines of one function inside the innermost loop there."""
     for mine, theirs in zip(one.stack, other.stack, strict=False):

@@ -9,6 +9,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
+from dsdoctor.diagnoses.standing import apart_in_engine, standing, where
 from dsdoctor.diagnoses.watchdog import gather_timeouts
 from dsdoctor.finding import Finding, Fix
 from dsdoctor.frames import passes_through
@@ -170,10 +171,12 @@ class BranchHang(TextDiagnosis):
     vision tower for some samples only, early exit) makes ranks disagree, which newer releases notice and
     older ones hang on.
 
-    What proves it: DeepSpeed's message that a list differs between ranks; or a timeout in a gather under stage 3 after
-    DeepSpeed had said that its trace of the modules was invalidated.
+    What proves it: DeepSpeed's message that a list differs between ranks; a run under stage 3 that stands still with
+    its ranks in collectives at different places of the same step; or a timeout in a gather there after DeepSpeed
+    had said that its trace of the modules was invalidated.
 
-    When it could be wrong: ranks that built different models are meant as well.
+    When it could be wrong: ranks that built different models are meant as well; a network that lost a message would
+    look the same, though not at the same step in each run.
 
     What to do: run the branch on every rank, with a weight of zero where it is not wanted.
     """
@@ -187,8 +190,9 @@ class BranchHang(TextDiagnosis):
     keys = (STAGE,)
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        """The message; or, where older releases only hang, a timeout in a gather after the order had changed."""
+        """The message; or stacks apart; or, in the log of a hang, a timeout in a gather after the order had changed."""
         yield from super().examine(case)
+        yield from self._in_stacks(case)
         late = gather_timeouts(case)
         changed = list(case.logs.of_kind("trace-invalidated")) if case.logs is not None and late else []
         if case.logs is not None and changed and not any(case.logs.of_kind("experts")):
@@ -200,6 +204,23 @@ class BranchHang(TextDiagnosis):
                 fixes=self.fixes,
                 keys=self.keys,
             )
+
+    def _in_stacks(self, case: Case) -> Iterator[Finding]:
+        """Every rank waits inside the engine, and not at the same place of the model."""
+        run = standing(case)
+        pair = apart_in_engine(run) if run is not None else None
+        if run is None or pair is None or context.stage(case) != 3:
+            return
+        one, other = pair
+        yield self.finding(
+            cause=f"rank {one.rank} is in the {one.last_phase} and rank {other.rank} in the {other.last_phase} of step "
+            f"{other.last_step}, at different places, and each waits for the other: under ZeRO-3 every rank has to run "
+            "the same modules; the script is what to mend",
+            evidence=tuple(where(run, rank) for rank in run.ranks),
+            confidence=0.85,
+            fixes=self.fixes,
+            keys=self.keys,
+        )
 
 
 class TiedOrResized(TextDiagnosis):

@@ -3,7 +3,7 @@
 import pytest
 
 from dsdoctor.case import Case
-from dsdoctor.runs.facts import Failure, Frame, RankRun, Run, Step
+from dsdoctor.runs.facts import EngineFacts, Failure, Frame, RankRun, Run, Step
 from tests.diagnoses.examples import found
 
 SCRIPT = Frame(file="/home/u/train.py", line=80, function="main", text="dist.barrier()")
@@ -16,7 +16,7 @@ def steps(count):
     return tuple(Step(index=i, losses=(1.0,)) for i in range(count))
 
 
-def hung(*ranks, outcome="hung", leg="with-deepspeed"):
+def hung(*ranks, outcome="hung", leg="with-deepspeed", stage=1):
     return Case(
         runs=(
             Run(
@@ -28,6 +28,9 @@ def hung(*ranks, outcome="hung", leg="with-deepspeed"):
                 seconds=30.0,
                 folder="",
                 world_size=len(ranks),
+                facts=EngineFacts(
+                    framework="deepspeed", config={}, precision="bf16", zero_stage=stage, optimizer="AdamW"
+                ),
             ),
         )
     )
@@ -55,7 +58,19 @@ IN_BACKWARD = RankRun(rank=1, steps=steps(4), last_step=4, last_phase="backward"
 SAVES_ALONE = RankRun(rank=0, steps=steps(4), last_step=4, last_phase="script", stack=(SAVE, BARRIER))
 ENDED_EPOCH = RankRun(rank=0, steps=steps(4), last_step=4, last_phase="script", stack=(PAST_INNER, BARRIER))
 
+BRANCH = Frame(file="/home/u/train.py", line=20, function="forward", text="h = h + self.img(x)")
+HEAD = Frame(file="/home/u/train.py", line=21, function="forward", text="return self.out(h)")
+GATHERS_BRANCH = RankRun(rank=0, steps=steps(3), last_step=3, last_phase="forward", stack=(BRANCH, REDUCE, BARRIER))
+GATHERS_HEAD = RankRun(rank=1, steps=steps(3), last_step=3, last_phase="forward", stack=(HEAD, REDUCE, BARRIER))
+GATHERS_BRANCH_TOO = RankRun(rank=1, steps=steps(3), last_step=3, last_phase="forward", stack=(BRANCH, REDUCE, BARRIER))
+IS_BEHIND = RankRun(rank=1, steps=steps(2), last_step=2, last_phase="forward", stack=(HEAD, REDUCE, BARRIER))
+IN_BACKWARD_OF_3 = RankRun(rank=1, steps=steps(3), last_step=3, last_phase="backward", stack=(BRANCH, REDUCE, BARRIER))
+
 POSITIVE = {
+    "zero3/branch-hang": [
+        hung(GATHERS_BRANCH, GATHERS_HEAD, stage=3),
+        hung(GATHERS_BRANCH, IN_BACKWARD_OF_3, stage=3),
+    ],
     "comm/collective-mismatch": [hung(SAVES_ALONE, IN_BACKWARD)],
     "hang/uneven-batches": [
         hung(WAITS_IN_STEP, LEFT_LOOP),
@@ -65,6 +80,13 @@ POSITIVE = {
     "hang/stalled-rank": [hung(WAITS_IN_STEP, SLEEPS), hung(SLEEPS)],
 }
 NEGATIVE = {
+    "zero3/branch-hang": [
+        hung(GATHERS_BRANCH, GATHERS_HEAD, stage=2),
+        hung(GATHERS_BRANCH, GATHERS_BRANCH_TOO, stage=3),
+        hung(GATHERS_BRANCH, IS_BEHIND, stage=3),
+        hung(GATHERS_BRANCH, SLEEPS, stage=3),
+        hung(GATHERS_BRANCH, GATHERS_HEAD, stage=3, outcome="stopped"),
+    ],
     "comm/collective-mismatch": [
         hung(WAITS_IN_STEP, LEFT_LOOP),
         hung(ENDED_EPOCH, IN_BACKWARD),
