@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dsdoctor.case import Case
 from dsdoctor.comm.facts import CommFacts, CommRank
 from dsdoctor.comm.reading import CommReading, read
+from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.environment import NO_DEVICE_TEXT
 from dsdoctor.diagnoses.explained import holds
@@ -82,6 +83,7 @@ class NameResolution(TextDiagnosis):
         found = case.comm.resolution if case.comm else None
         if found is None or not found.error:
             yield from super().examine(case)
+            yield from self._in_logs(case)
             return
         yield self.finding(
             cause=self.tell({"name": found.name}),
@@ -90,7 +92,23 @@ class NameResolution(TextDiagnosis):
             fixes=self.fixes,
         )
 
+    def _in_logs(self, case: Case) -> Iterator[Finding]:
+        """A rank that gave up connecting to a name that torch's warnings say it could not look up."""
+        names = {event.fields["name"]: event for event in case.logs.of_kind("name-unresolved")} if case.logs else {}
+        for failure in context.failures(case):
+            tried = _TRIED_NAME.search(failure.message)
+            if tried is not None and tried["name"] in names:
+                yield self.finding(
+                    cause=self.tell({"name": tried["name"]}),
+                    evidence=(names[tried["name"]].evidence(), context.evidence(failure)),
+                    confidence=0.8,
+                    caveat="The warning alone is no fault: where only IPv4 is in use torch prints it and goes on.",
+                    fixes=self.fixes,
+                )
+                return
 
+
+_TRIED_NAME = re.compile(r"trying to connect to \((?P<name>[^,()]*[A-Za-z][^,()]*), \d+\)")
 WAITED_IN_VAIN = Form(
     message=r"(?i)timed out after \d+ \w+ waiting for (?:clients|workers)[.\s]+(?P<here>\d+)/(?P<all>\d+) \w+ joined"
 )
@@ -214,7 +232,8 @@ class Unreachable(TextDiagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         reading = reading_of(case, "unreachable", "not-started")
         if reading is None or case.comm is None or (reading.kind == "not-started" and not _elsewhere(case.comm)):
-            yield from super().examine(case)
+            if not holds(case, "comm/name-resolution"):
+                yield from super().examine(case)
             return
         if reading.kind == "not-started":
             where = case.comm.resolution.addresses[:2] if case.comm.resolution else ()

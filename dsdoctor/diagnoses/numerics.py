@@ -9,6 +9,7 @@ from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import before_run, context, log_numbers, remedies
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Role
 from dsdoctor.logs.facts import LogFacts
@@ -56,6 +57,8 @@ class NanLoss(Diagnosis):
             yield from self._skipped(case)
             return
         name, before, point = bad
+        if name != "the loss" and holds(case, "numerics/loss-zero-is-nan"):
+            return
         came = f" after {before.value:.6g}" if before is not None else " from its first value on"
         where = f" at step {point.step:g}" if point.step is not None else ""
         proof = (point.evidence, *_skips_without_scale(case)[:1])

@@ -133,6 +133,11 @@ EVENTS = (
         "partition count [",
         r"partition count \[(?P<ranks>\d+)[\d, ]*\] and sizes\[(?P<sizes>[^\]]*)\]",
     ),
+    _row(
+        "name-unresolved",
+        "cannot be retrieved",
+        r"network addresses of \((?P<name>[^,()]+), \d+\) cannot be retrieved",
+    ),
     _row("nccl-p2p", "via P2P/", r"NCCL INFO Channel .* via P2P/"),
     _row(
         "nccl-version",

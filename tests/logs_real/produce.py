@@ -30,6 +30,7 @@ LONGEST = 48_000
 LIMIT = 120
 TORCHRUN = ("torchrun", "--nproc-per-node", "2", "--master-port", "{port}")
 DEEPSPEED = ("deepspeed", "--num_accelerators", "2", "--master_port", "{port}")
+ALONE = ("torchrun", "--nproc-per-node", "1", "--master-port", "{port}")
 PYTHON = ("python",)
 
 
@@ -52,19 +53,20 @@ class Recipe:
 RECIPES = (
     *(Recipe(name, name) for name in (
         "warmup", "periodic", "collapse", "thrash", "static", "no-zero-collapse", "hidden", "exploding",
-        "bf16-skips", "bf16-silent", "underflow", "offload", "no-fp16", "healthy", "healthy-zero3", "batch-size",
+        "bf16-skips", "bf16-silent", "underflow", "no-fp16", "healthy", "healthy-zero3", "batch-size",
         "unknown-key", "wrong-type", "both-precisions", "auto-clipping", "auto-batch", "no-config",
         "untested-optimizer", "own-exception", "bogus-size", "segfault", "kill", "bus", "stuck", "uneven",
         "weight-outside", "second-model", "empty-file", "no-grad", "reduced-twice", "recompute", "full-disk",
         "no-device", "trainer", "trainer-nan", "trainer-nan-shown", "trainer-mismatch",
     )),
     Recipe("mismatch", "mismatch", variables={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
+    Recipe("offload", "offload", ALONE),
     Recipe("offline", "offline", variables={"HF_HUB_OFFLINE": "1"}),
     Recipe("no-launcher", "healthy", PYTHON),
     Recipe("alone", "alone", PYTHON, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}),
     Recipe("no-such-host", "client", PYTHON, {"MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "{port}"}),
     Recipe("port-taken", "healthy", hold_port=True),
-    Recipe("other-world", "load", ("torchrun", "--nproc-per-node", "1", "--master-port", "{port}"), before=("save",)),
+    Recipe("other-world", "load", ALONE, before=("save",)),
     Recipe("no-such-tag", "load-nothing", before=("save",)),
     Recipe("hangup", "long", send=signal.SIGHUP),
     Recipe("cancelled", "long", send=signal.SIGTERM),
