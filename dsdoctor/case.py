@@ -17,7 +17,9 @@ from dsdoctor.logs.facts import LogFacts
 from dsdoctor.loss_scale import LossScaleHistory
 from dsdoctor.machine.facts import MachineFacts
 from dsdoctor.memory.facts import MemoryFacts
+from dsdoctor.model_config import ModelConfig
 from dsdoctor.runs.facts import Failure, Run
+from dsdoctor.scripts.facts import ScriptFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Case:
     machine: MachineFacts | None = None
     comm: CommFacts | None = None
     memory: MemoryFacts | None = None
+    script: ScriptFacts | None = None
+    model: ModelConfig | None = None
     runs: tuple[Run, ...] = ()
     logs: LogFacts | None = None
 

@@ -22,7 +22,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class Evidence:
     """One thing that was seen: a line of a file, a number of a run, a fact of the machine.
 
-    `source` is a file path or the name of a stage; `line` counts from 1; `step` counts optimizer steps from 0.
+    `source` is a file path or the name of a stage; `line` and `column` count from 1; `step` counts optimizer steps
+    from 0.
     """
 
     source: str
@@ -30,14 +31,20 @@ class Evidence:
     line: int | None = None
     rank: int | None = None
     step: int | None = None
+    column: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """What to do. `patch` is an RFC 7386 merge patch of the ds_config, where the fix is one."""
+    """What to do. `patch` is an RFC 7386 merge patch of the ds_config, where the fix is one.
+
+    A `safe` patch may be applied unasked: the config means the same with it, or DeepSpeed refuses the config without
+    it and there is only one way to read what was meant.
+    """
 
     text: str
     patch: Mapping[str, Any] | None = None
+    safe: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,24 @@
-"""`dsdoctor config DS_CONFIG`: lint the config before anything is started."""
+"""`dsdoctor config DS_CONFIG`: lint the config before anything is started, and mend it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dsdoctor.cli import config_new
+from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, positive, readable
+
+if TYPE_CHECKING:
+    from dsdoctor.case import Case
+    from dsdoctor.dsconfig import ConfigFacts
+    from dsdoctor.finding import Finding
+    from dsdoctor.fixing import Fixed
+    from dsdoctor.scripts.facts import ScriptFacts
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,47 +26,186 @@ def add_parser(subparsers: Any) -> None:
         "config",
         help="lint a ds_config",
         description="Hold a ds_config against DeepSpeed's own schema and its options against each other.",
-        usage="dsdoctor config DS_CONFIG [options] [-- script args]",
+        usage="dsdoctor config DS_CONFIG... [options] [-- script args]",
     )
-    parser.add_argument("config", metavar="DS_CONFIG")
-    parser.add_argument("--script", metavar="TRAIN.py", help="who reads the config: tells whether 'auto' is resolved")
+    parser.add_argument("configs", nargs="+", metavar="DS_CONFIG", help="ds_configs, or Accelerate YAMLs with one")
+    parser.add_argument("--script", metavar="TRAIN.py", help="its text: who reads the config, and what goes against it")
+    parser.add_argument(
+        "--hf-args", metavar="ARGS", help='TrainingArguments: ="--bf16 ...", or a JSON or YAML file'
+    )
+    parser.add_argument("--model", metavar="PATH", help="the model's config.json, or its folder")
     parser.add_argument("--world-size", type=positive, metavar="N", help="ranks, for the batch sizes")
     parser.add_argument("--deepspeed-version", metavar="V", help="judge for this release (default: the installed one)")
+    parser.add_argument("--machine", action="store_true", help="check against this machine too (imports torch)")
+    mend = parser.add_argument_group("mending the file")
+    mend.add_argument("--fix", action="store_true", help="write the corrected file, and a backup beside it")
+    mend.add_argument("--diff", action="store_true", help="show what --fix would change, write nothing")
+    mend.add_argument("--unsafe-fixes", action="store_true", help="also fixes that may change what the run does")
+    config_new.add_options(parser)
     add_output_options(parser)
+    parser.add_argument("--format", choices=("text", "github", "sarif"), default="text", help="for CI")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dsdoctor.case import Case
-    from dsdoctor.diagnoses import diagnose
-    from dsdoctor.dsconfig import load_config
-    from dsdoctor.report.document import document, dumps
-    from dsdoctor.report.terminal import Terminal
-    from dsdoctor.runs.framework import guess
+    if len(arguments.configs) > 1 and (arguments.new or arguments.json or arguments.format == "sarif"):
+        raise CannotWork("--new, --json and --format sarif take one file at a time")
+    codes = []
+    for arguments.config in arguments.configs:
+        if len(arguments.configs) > 1 and arguments.format == "text":
+            print(f"{arguments.config}:")
+        codes.append(config_new.run(arguments) if arguments.new else _one(arguments))
+    return max(codes)
 
-    script = readable(arguments.script).read_text(encoding="utf-8", errors="replace") if arguments.script else None
-    facts = load_config(
-        Path(arguments.config),
-        release=arguments.deepspeed_version or _installed(),
-        world_size=arguments.world_size,
-        framework=guess(script) if script is not None else None,
-        script_args=arguments.script_args,
-    )
-    findings = diagnose(Case(config=facts)).findings
-    code = 1 if any(finding.severity == "error" for finding in findings) else 0
-    if arguments.json:
-        print(dumps(document("config", exit_code=code, findings=findings)))
-    else:
-        terminal = Terminal(sys.stdout)
-        terminal.findings(findings)
-        ranks = f"world size {facts.world_size}" if facts.world_size else "any world size"
-        judged = f"judged for DeepSpeed {facts.table_release or 'of an unknown release'}, {ranks}"
-        terminal.line(f"{'' if findings else 'nothing wrong; '}{judged}", style="dim")
+
+def _one(arguments: argparse.Namespace) -> int:
+    from dsdoctor.diagnoses import diagnose
+
+    case = _gather(arguments)
+    fixed = _mend(arguments, case) if arguments.fix or arguments.diff else None
+    if fixed is not None and not arguments.diff:
+        case = _gather(arguments)
+    done = diagnose(case)
+    for broken in done.broken:
+        print(f"a rule of dsdoctor itself failed, please report it: {broken}", file=sys.stderr)
+    code = 1 if any(finding.severity == "error" for finding in done.findings) else 0
+    _show(arguments, case, done.findings, fixed, code)
     return code
 
 
-def _installed() -> str:
+def _gather(arguments: argparse.Namespace) -> Case:
+    """All facts that the options name. Raises CannotWork."""
+    from dsdoctor.case import Case
+    from dsdoctor.dsconfig import load_config
+    from dsdoctor.dsconfig.hf_arguments import ArgumentsUnreadable, given
+    from dsdoctor.model_config import ModelUnreadable, load
+
+    script, framework = _script(arguments.script)
     try:
-        return metadata.version("deepspeed")
+        hf_arguments = given(arguments.hf_args) if arguments.hf_args else {}
+        model = load(Path(arguments.model)) if arguments.model else None
+    except (ArgumentsUnreadable, ModelUnreadable) as error:
+        raise CannotWork(str(error)) from None
+    if script is not None and script.training_arguments is not None:
+        hf_arguments = {**script.training_arguments.literals, **hf_arguments}
+    config = load_config(
+        Path(arguments.config),
+        release=arguments.deepspeed_version or _installed(),
+        world_size=arguments.world_size,
+        framework=framework or ("transformers" if arguments.hf_args else None),
+        script_args=arguments.script_args,
+        hf_arguments=hf_arguments,
+    )
+    return Case(config=config, script=script, model=model, machine=_machine(config) if arguments.machine else None)
+
+
+def _script(path: str | None) -> tuple[ScriptFacts | None, Any]:
+    """The script's calls, and the framework that it uses."""
+    if path is None:
+        return None, None
+    from dsdoctor.runs.framework import guess
+    from dsdoctor.scripts.read import read
+
+    facts = read(readable(path))
+    if facts.problem is not None:
+        raise CannotWork(f"not a Python script: {path}: {facts.problem}")
+    return facts, guess(readable(path).read_text(encoding="utf-8", errors="replace"))
+
+
+def _machine(config: ConfigFacts) -> Any:
+    from dsdoctor.machine.collect import collect
+
+    print("dsdoctor: looking at this machine", file=sys.stderr)
+    return collect(config=config.data)
+
+
+def _installed() -> str:
+    """The installed release; one that the shipped table lacks is read from the install, once."""
+    from dsdoctor.dsconfig import schema
+
+    try:
+        release = metadata.version("deepspeed")
     except metadata.PackageNotFoundError:
         return ""
+    if release.split("+")[0] not in schema.releases():
+        print(f"dsdoctor: reading what DeepSpeed {release} takes, once", file=sys.stderr)
+        problem = schema.learn()
+        if problem:
+            print(f"dsdoctor: judged by an older release: {problem}", file=sys.stderr)
+    return release
+
+
+def _mend(arguments: argparse.Namespace, case: Case) -> Fixed:
+    from dsdoctor import fixing
+
+    path = Path(arguments.config)
+    assert case.config is not None
+    if case.config.path != str(path) or path.suffix.lower() in (".yaml", ".yml"):
+        raise CannotWork(f"only a ds_config itself can be fixed, not {path}")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise CannotWork(f"{path} is not UTF-8") from None
+    fixed = fixing.fix(case, text, unsafe=arguments.unsafe_fixes)
+    if fixed.text != text and not arguments.diff:
+        fixing.back_up(path)
+        path.write_bytes(fixed.text.encode("utf-8"))
+    return fixed
+
+
+def _show(
+    arguments: argparse.Namespace, case: Case, findings: Sequence[Finding], fixed: Fixed | None, code: int
+) -> None:
+    from dsdoctor.report.document import document, dumps
+
+    path = arguments.config
+    if arguments.json:
+        print(dumps(document("config", exit_code=code, findings=findings, extra=_changes(arguments, fixed))))
+    elif arguments.format == "sarif":
+        from dsdoctor.diagnoses import by_id
+        from dsdoctor.report.annotations import sarif
+
+        print(dumps(sarif(findings, path, by_id())))
+    elif arguments.format == "github":
+        from dsdoctor.report.annotations import github
+
+        print(github(findings, path))
+    elif arguments.diff:
+        print(_changes(arguments, fixed)["diff"], end="")
+    else:
+        _tell(case, findings, fixed)
+
+
+def _changes(arguments: argparse.Namespace, fixed: Fixed | None) -> dict[str, Any]:
+    """What was mended, for the JSON document."""
+    if fixed is None:
+        return {}
+    from dsdoctor.fixing import as_diff
+
+    changes: dict[str, Any] = {
+        "fixed": [{"id": finding.id, "keys": finding.keys, "text": fix.text} for finding, fix in fixed.applied]
+    }
+    if arguments.diff:
+        before = Path(arguments.config).read_bytes().decode("utf-8")
+        changes["diff"] = as_diff(arguments.config, before, fixed.text)
+    return changes
+
+
+def _tell(case: Case, findings: Sequence[Finding], fixed: Fixed | None) -> None:
+    from dsdoctor.report.terminal import Terminal
+
+    terminal, config = Terminal(sys.stdout), case.config
+    assert config is not None
+    for finding, fix in fixed.applied if fixed is not None else ():
+        terminal.line(f"fixed {', '.join(finding.keys)}: {fix.text}", style="green")
+    for finding, why in fixed.refused if fixed is not None else ():
+        terminal.line(f"not fixed {', '.join(finding.keys)}: {why}", style="yellow")
+    terminal.findings(findings)
+    safe = sum(
+        any(fix.safe and fix.patch for fix in finding.fixes) for finding in findings if finding.severity != "info"
+    )
+    if safe and fixed is None:
+        terminal.line(f"\n{safe} of these can be fixed with --fix (--diff shows how)")
+    ranks = f"world size {config.world_size}" if config.world_size else "any world size"
+    judged = f"judged for DeepSpeed {config.table_release or 'of an unknown release'}, {ranks}"
+    terminal.line(f"{'' if findings else 'nothing wrong; '}{judged}", style="dim")

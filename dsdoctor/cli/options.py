@@ -42,6 +42,28 @@ def positive(text: str) -> int:
     return value
 
 
+def count(text: str) -> int:
+    """A number of things with a suffix: `7B`, `350M`, `1.5e9`; for argparse."""
+    return _scaled(text, {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12})
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes: `80GiB`, `24GB`, `1TiB`; for argparse."""
+    units = {
+        f"{letter}{i}b": base ** (n + 1) for n, letter in enumerate("kmgt") for i, base in (("i", 1024), ("", 1000))
+    }
+    return _scaled(text, units | {"b": 1})
+
+
+def _scaled(text: str, units: Mapping[str, int]) -> int:
+    match = re.fullmatch(r"\s*([\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = units.get(match.group(2).lower(), 1 if not match.group(2) else 0) if match else 0
+    value = int(float(match.group(1)) * unit) if match and unit else 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0 with one of the units {', '.join(units)}")
+    return value
+
+
 def duration(text: str) -> float:
     """Seconds above 0, for argparse."""
     value = float(text)
@@ -54,6 +76,7 @@ def job(arguments: argparse.Namespace, *, stages: tuple[str, ...] = ()) -> Job:
     """The job from the parsed options; makes the numbered report folder. Raises CannotWork."""
     config = readable(arguments.config)
     script = arguments.script if arguments.module else str(_script(arguments.script))
+    _check_launcher(arguments.launcher, arguments.hostfile)
     return Job(
         config=config,
         script=script,
@@ -74,9 +97,19 @@ def job(arguments: argparse.Namespace, *, stages: tuple[str, ...] = ()) -> Job:
     )
 
 
+def _check_launcher(launcher: str, hostfile: str | None) -> None:
+    """Raises CannotWork for a launcher that cannot start anything here, before anything is run."""
+    if launcher == "slurm" and shutil.which("srun") is None:
+        raise CannotWork("--launcher slurm needs srun, which is not on the PATH")
+    if hostfile is None:
+        return
+    if launcher != "deepspeed":
+        raise CannotWork("--hostfile is read by the deepspeed launcher only: add --launcher deepspeed")
+    readable(hostfile)
+
+
 def numbered_folder(parent: Path) -> Path:
     """A new folder `0001`, `0002`, … below `parent`; never one that exists. Raises CannotWork."""
-    _check_launcher(arguments.launcher, arguments.hostfile)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]
@@ -97,17 +130,6 @@ def readable(path: str) -> Path:
     found = Path(path)
     if not found.exists():
         raise CannotWork(f"no such file: {path}")
-def _check_launcher(launcher: str, hostfile: str | None) -> None:
-    """Raises CannotWork for a launcher that cannot start anything here, before anything is run."""
-    if launcher == "slurm" and shutil.which("srun") is None:
-        raise CannotWork("--launcher slurm needs srun, which is not on the PATH")
-    if hostfile is None:
-        return
-    if launcher != "deepspeed":
-        raise CannotWork("--hostfile is read by the deepspeed launcher only: add --launcher deepspeed")
-    readable(hostfile)
-
-
     if not found.is_file():
         raise CannotWork(f"not a file: {path}")
     if not os.access(found, os.R_OK):

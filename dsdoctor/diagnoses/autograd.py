@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import before_run, context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Finding, Fix
@@ -66,6 +66,10 @@ class RecomputeMismatch(TextDiagnosis):
     cause = "the recomputed forward pass of a checkpoint produced tensors of other shapes than the first one"
     fixes = (Fix(text="under ZeRO-3 use re-entrant checkpointing: use_reentrant=True"),)
 
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from super().examine(case)
+        yield from before_run.recomputes_partitioned(self, case)
+
 
 class NoGrad(TextDiagnosis):
     """Nothing that the loss depends on requires a gradient.
@@ -107,6 +111,7 @@ class NoGrad(TextDiagnosis):
         """The warning alone is no failure."""
         if any(self.claims(failure, case) for failure in context.failures(case)):
             yield from super().examine(case)
+        yield from before_run.gradients_shut_out(self, case)
 
 
 class AttentionDtype(TextDiagnosis):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
@@ -28,9 +29,9 @@ _HF_NAMES = {batch.MICRO: "per_device_train_batch_size", batch.STEPS: "gradient_
 class _Given:
     """The three sizes as given, None where they are not, for a number of data-parallel ranks."""
 
-    train: int | None
-    micro: int | None
-    steps: int | None
+    train: float | None
+    micro: float | None
+    steps: float | None
     ranks: int
 
     def triples(self) -> tuple[batch.BatchTriple, ...]:
@@ -101,39 +102,38 @@ def _lint(config: ConfigFacts) -> tuple[_Given, str] | None:
         return _for_any_world(sizes)
     ranks = batch.data_parallel_ranks(config.data, config.world_size)
     if ranks is None:
-        return None
+        given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=1)
+        return given, f"tensor and sequence parallel sizes do not divide the {config.world_size} ranks"
     given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=ranks)
     triangle = batch.complete(given.train, given.micro, given.steps, ranks)
     return (given, triangle.problem) if triangle.problem else None
 
 
-def _sizes(config: ConfigFacts) -> dict[str, int | None] | None:
+def _sizes(config: ConfigFacts) -> dict[str, float | None] | None:
     """The three sizes as DeepSpeed will see them; None where one of them is not settled before the run.
 
     A framework fills in what is "auto" or missing; that counts only where its arguments are known.
     """
-    sizes: dict[str, int | None] = {}
+    sizes: dict[str, float | None] = {}
     for key in batch.KEYS:
         value = config.value(key)
         if config.framework in RESOLVERS or config.framework == "lightning":
             value = _filled_in(config, key, value)
             if value is None:
                 return None
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value)
-        ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             return None
-        sizes[key] = None if value is None else int(value)
+        sizes[key] = int(value) if isinstance(value, float) and value.is_integer() else value
     return sizes
 
 
-def _filled_in(config: ConfigFacts, key: str, value: object) -> object:
+def _filled_in(config: ConfigFacts, key: str, value: Any) -> Any:
     if value in (None, "auto") and config.hf_arguments is not None and key in _HF_NAMES:
         return config.hf_arguments.get(_HF_NAMES[key])
     return None if value == "auto" else value
 
 
-def _for_any_world(sizes: Mapping[str, int | None]) -> tuple[_Given, str] | None:
+def _for_any_world(sizes: Mapping[str, float | None]) -> tuple[_Given, str] | None:
     """What no number of ranks can satisfy."""
     train, micro, steps = (sizes[key] for key in batch.KEYS)
     if train is None and micro is None:

@@ -12,6 +12,7 @@ from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.release import in_range
 from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.scripts.facts import ScriptFacts
 
 _ZERO = "zero_optimization"
 
@@ -38,7 +39,7 @@ class ConfigConflict(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         for conflict in CONFLICTS:
             seen = tuple(raised(f) for f, _ in matching(case, conflict.message)) if conflict.message else ()
-            lint = case.config is not None and _holds(conflict, case.config)
+            lint = case.config is not None and _holds(conflict, case.config, case.script)
             if seen or lint:
                 yield self._conflict(conflict, case.config, seen, lint)
         config = case.config
@@ -66,17 +67,22 @@ class ConfigConflict(Diagnosis):
             cause="Accelerate, which Transformers' Trainer uses too, refuses a ds_config without zero_optimization",
             evidence=(Evidence(source=config.path, text=f"keys: {', '.join(config.data)}"),),
             confidence=0.9,
-            fixes=(Fix(text="write the section, with stage 0 if ZeRO is not wanted", patch={_ZERO: {"stage": 0}}),),
+            fixes=(
+                Fix(
+                    text="write the section, with stage 0 if ZeRO is not wanted", patch={_ZERO: {"stage": 0}}, safe=True
+                ),
+            ),
             keys=(_ZERO,),
         )
 
 
-def _holds(conflict: Conflict, config: ConfigFacts) -> bool:
+def _holds(conflict: Conflict, config: ConfigFacts, script: ScriptFacts | None) -> bool:
     release = config.release or config.table_release
     ranged = conflict.since is None and conflict.until is None
     if not config.data or not (ranged or in_range(release, conflict.since, conflict.until)):
         return False
-    return conflict.holds(Effective.of(config))
+    called = not conflict.calls or (script is not None and script.calls_any(*conflict.calls))
+    return called and conflict.holds(Effective.of(config))
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (ConfigConflict(),)

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dsdoctor.dsconfig import batch
 from dsdoctor.dsconfig.effective import Effective
+from dsdoctor.dsconfig.release import at_least
 from dsdoctor.finding import Severity
 
 _ZERO = "zero_optimization"
+_OLD_KEYS = ("cpu_offload", "cpu_offload_param", "stage3_gather_fp16_weights_on_model_save")
 _COMM = "communication_data_type"
 _SPELLED = {
     "fp16": ("fp16", "float16", "half", "torch.float16"),
@@ -23,7 +26,8 @@ class Conflict:
     """Options that do not go together.
 
     `holds` looks at the config as DeepSpeed understands it; `message` is a pattern of the exception that DeepSpeed
-    raises for it, None where it raises none. `since` and `until` are DeepSpeed releases, both included.
+    raises for it, None where it raises none. Of `calls` the script has to make one, if there are any. `since` and
+    `until` are DeepSpeed releases, both included.
     """
 
     keys: tuple[str, ...]
@@ -31,6 +35,7 @@ class Conflict:
     cause: str
     fix: str
     patch: dict[str, Any] | None = None
+    calls: tuple[str, ...] = ()
     message: str | None = None
     severity: Severity = "error"
     since: str | None = None
@@ -67,7 +72,13 @@ def _prescaled(config: Effective) -> bool:
 
 def _both_spellings(config: Effective) -> bool:
     zero = config.data.get(_ZERO)
-    pairs = (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param"))
+    gathers = "gather_16bit_weights_on_model_save"
+    pairs = (
+        ("cpu_offload", "offload_optimizer"),
+        ("cpu_offload_param", "offload_param"),
+        ("stage3_gather_fp16_weights_on_model_save", gathers),
+        ("stage3_gather_fp16_weights_on_model_save", f"stage3_{gathers}"),
+    )
     return isinstance(zero, dict) and any(old in zero and new in zero for old, new in pairs)
 
 
@@ -108,9 +119,21 @@ def _lamb_static(config: Effective) -> bool:
 
 
 def _no_window(config: Effective) -> bool:
-    values = (config.get("fp16.loss_scale_window"), config.get("fp16.min_loss_scale"))
+    values = [config.get("fp16.loss_scale_window")]
+    if at_least(config.schema.release, "0.19.3"):  # older ones let the scale fall below any floor
+        values.append(config.get("fp16.min_loss_scale"))
     dynamic = config.precision == "fp16" and config.get("fp16.loss_scale") == 0
     return dynamic and any(isinstance(value, (int, float)) and value <= 0 for value in values)
+
+
+def _elastic(config: Effective) -> bool:
+    """Elastic training works the batch sizes out; it wants its own limits, and none given by hand beside them."""
+    section = config.data.get("elasticity")
+    if not isinstance(section, dict) or section.get("enabled") is not True:
+        return False
+    limits = "max_train_batch_size" in section and "micro_batch_sizes" in section
+    by_hand = any(key in config.data for key in batch.KEYS) and section.get("ignore_non_elastic_batch_info") is not True
+    return not limits or by_hand
 
 
 def _contiguous_activations(config: Effective) -> bool:
@@ -141,6 +164,15 @@ def _not_in_config(_config: Effective) -> bool:
 
 
 CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
+        keys=("elasticity.enabled",),
+        holds=_elastic,
+        cause="elastic training needs max_train_batch_size and micro_batch_sizes, and no batch sizes beside them",
+        fix="give both limits and drop the batch sizes, or set ignore_non_elastic_batch_info",
+        patch={"elasticity": {"enabled": False}},
+        message="ElasticityConfigError",
+        until="0.19.7",
+    ),
     Conflict(
         keys=("fp16.enabled", "bf16.enabled"),
         holds=lambda c: c.get("fp16.enabled") is True and c.get("bf16.enabled") is True,
@@ -176,12 +208,22 @@ CONFLICTS: tuple[Conflict, ...] = (
         since="0.19.2",
     ),
     Conflict(
+        keys=("fp16.fp16_master_weights_and_grads", f"{_ZERO}.stage"),
+        holds=lambda c: c.stage != 2 and c.precision == "fp16" and bool(c.get("fp16.fp16_master_weights_and_grads")),
+        cause="fp16 master weights need ZeRO stage 2",
+        fix="drop fp16_master_weights_and_grads",
+        patch={"fp16": {"fp16_master_weights_and_grads": None}},
+        message="Fp16_master_weights_and_grads is only supported with ZeRO Stage 2 for now",
+        until="0.18.2",
+    ),
+    Conflict(
         keys=("fp16.fp16_master_weights_and_grads",),
-        holds=lambda c: c.stage == 0 and c.precision == "fp16" and c.get("fp16.fp16_master_weights_and_grads") is True,
+        holds=lambda c: c.stage == 0 and c.get("fp16.fp16_master_weights_and_grads") is True,
         cause="fp16 master weights need ZeRO stage 1, 2 or 3",
         fix="drop fp16_master_weights_and_grads",
         patch={"fp16": {"fp16_master_weights_and_grads": None}},
-        message="Fp16_master_weights_and_grads is only supported",
+        message="Fp16_master_weights_and_grads is only supported with ZeRO Stage 1",
+        since="0.18.3",
     ),
     Conflict(
         keys=("bf16.bf16_master_weights_and_grads",),
@@ -223,8 +265,8 @@ CONFLICTS: tuple[Conflict, ...] = (
         keys=(f"{_ZERO}.cpu_offload", f"{_ZERO}.offload_optimizer"),
         holds=_both_spellings,
         cause="an old key stands beside its successor; DeepSpeed refuses both together",
-        fix="drop cpu_offload and cpu_offload_param",
-        patch={_ZERO: {"cpu_offload": None, "cpu_offload_param": None}},
+        fix="drop the old key",
+        patch={_ZERO: dict.fromkeys(_OLD_KEYS)},
         message="Cannot provide deprecated parameter",
     ),
     Conflict(
@@ -360,7 +402,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         keys=(f"{_ZERO}.stage",),
-        holds=_not_in_config,
+        holds=lambda c: c.stage >= 2,
+        calls=("PipelineModule",),
         cause="pipeline parallelism goes with ZeRO stage 0 and 1 only",
         fix="use stage 1",
         patch={_ZERO: {"stage": 1}},

@@ -13,14 +13,26 @@ from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError
 from dsdoctor.finding import Evidence
 from dsdoctor.runs.facts import Failure
 
+_LONGEST_LINE = 100
 RESOLVERS = ("transformers", "accelerate")
 """Frameworks that replace "auto" and that read the file with `json.load`."""
 
 
 def at_key(config: ConfigFacts, key: str, text: str = "") -> Evidence:
-    """The key's line in the file, or the key alone for a config without positions."""
+    """The key's place in the file with `text` or its source line; the key alone for a config without positions."""
     where = config.where(key)
-    return Evidence(source=config.path, line=where.line if where else None, text=text or shown(config, key))
+    if where is None:
+        return Evidence(source=config.path, text=text or shown(config, key))
+    line = config.source_lines[where.line - 1]
+    return Evidence(source=config.path, line=where.line, column=where.column, text=text or _excerpt(line, where.column))
+
+
+def _excerpt(line: str, column: int) -> str:
+    """A source line, or its part from the column on where all of the config stands on one line."""
+    if len(line) <= _LONGEST_LINE:
+        return line.strip()
+    rest = line[column - 1 :]
+    return "… " + (rest if len(rest) <= _LONGEST_LINE else f"{rest[:_LONGEST_LINE]} …")
 
 
 def shown(config: ConfigFacts, key: str) -> str:
@@ -42,7 +54,9 @@ def described(error: ConfigSyntaxError) -> str:
 
 def at_error(config: ConfigFacts, error: ConfigSyntaxError) -> Evidence:
     """The source line of a syntax error; the message where there is nothing on that line."""
-    return Evidence(source=config.path, line=error.line, text=error.text.strip()[:120] or error.message)
+    return Evidence(
+        source=config.path, line=error.line, column=error.column, text=error.text.strip()[:120] or error.message
+    )
 
 
 def matching(case: Case, pattern: str) -> Iterator[tuple[Failure, re.Match[str]]]:

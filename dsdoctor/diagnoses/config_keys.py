@@ -50,16 +50,18 @@ class Entry:
     key: Key | None
 
 
-def entries(data: Mapping[str, Any], schema: Schema, section: str = "") -> Iterator[Entry]:
-    """All keys of the sections that the schema knows, outer ones first."""
+def entries(data: Mapping[str, Any], schema: Schema, section: str = "", prefix: str = "") -> Iterator[Entry]:
+    """All keys of the sections that the schema knows, outer ones first; `prefix` is the name that the config uses."""
     known = schema.sections[section]
     for name, value in data.items():
-        path = f"{section}.{name}" if section else str(name)
+        path = f"{prefix}.{name}" if prefix else str(name)
         key = known.key(str(name))
         yield Entry(path=path, value=value, section=known, key=key)
         inner = key.path if key is not None else path
+        if key is not None and key.successor and key.successor in schema.sections and key.successor not in data:
+            inner = key.successor  # `bfloat16` is read where there is no `bf16`
         if isinstance(value, Mapping) and inner in schema.sections:
-            yield from entries(value, schema, inner)
+            yield from entries(value, schema, inner, path)
 
 
 def validation_errors(case: Case) -> Iterator[tuple[Evidence, str, str]]:
@@ -119,12 +121,15 @@ class UnknownKey(Diagnosis):
     def _unknown(self, config: ConfigFacts, schema: Schema, entry: Entry, exception: Evidence | None) -> Finding:
         section, _, name = entry.path.rpartition(".")
         meant = nearest(name, _names_for(entry))
+        if meant and config.has(f"{section}.{meant}".lstrip(".")):  # it stands there already
+            meant = None
         home = _home(name, section, schema)
         known_in = releases_with(entry.path)
         severity: Severity = "warning" if meant or home or _newer(known_in, schema) else "info"
-        if entry.section.forbids:
+        refused = entry.section.forbids and entry.value != "auto"  # "auto" is taken out before the keys are looked at
+        if refused:
             severity = "error"
-        reaction = "refuses it" if entry.section.forbids else "ignores it without a word"
+        reaction = "refuses it" if refused else "ignores it without a word"
         cause = f"DeepSpeed {schema.release} does not know {entry.path} and {reaction}"
         if known_in:
             cause += f"; releases {known_in[0]} to {known_in[-1]} know it"
@@ -141,6 +146,7 @@ class UnknownKey(Diagnosis):
     def _param(self, config: ConfigFacts, param: UnknownParam, exception: Evidence | None) -> Finding:
         name = param.path.rpartition(".")[2]
         clipping = name == "max_grad_norm" and param.path.startswith("optimizer.")
+        safe = bool(param.meant) or (clipping and not config.has("gradient_clipping"))
         new = {"gradient_clipping": param.value} if clipping else {}
         change = patch.combine(keys.as_patch(param.path, None), new)
         text = f"write gradient_clipping: {as_json(param.value)} at the top level instead" if clipping else "drop it"
@@ -152,12 +158,13 @@ class UnknownKey(Diagnosis):
             evidence=(*([exception] if exception else []), at_key(config, param.path)),
             confidence=0.98 if exception else 0.9,
             caveat=None if exception else "Not if the script passes its own optimizer or scheduler.",
-            fixes=(Fix(text=text, patch=change),),
+            fixes=(Fix(text=text, patch=change, safe=safe),),
             keys=(param.path,),
         )
 
     def _type(self, config: ConfigFacts, key: str, meant: str | None, exception: Evidence | None) -> Finding:
-        fix = Fix(text=f"write {meant}", patch=keys.as_patch(key, meant)) if meant else Fix(text="name a known class")
+        known = Fix(text=f"write {meant}", patch=keys.as_patch(key, meant), safe=True)
+        fix = known if meant else Fix(text="name a known class")
         return self.finding(
             cause=f"neither DeepSpeed nor torch has {as_json(config.value(key))} for {key}",
             evidence=(*([exception] if exception else []), at_key(config, key)),
@@ -226,7 +233,7 @@ def _rename(entry: Entry, section: str, meant: str | None, home: str | None) -> 
     if target is None:
         return (Fix(text=f"drop {entry.path}, or move it out of the ds_config", patch=dropped),)
     moved = patch.combine(dropped, keys.as_patch(target, entry.value))
-    return (Fix(text=f"write {target}", patch=moved),)
+    return (Fix(text=f"write {target}", patch=moved, safe=entry.section.forbids and meant is not None),)
 
 
 def _was_removed(path: str, schema: Schema) -> bool:
@@ -282,7 +289,7 @@ class Removed(Diagnosis):
             fix = Fix(text="use AdamW", patch=keys.as_patch(path, "AdamW"))
         else:
             last = f", or stay with DeepSpeed {known_in[-1]} or older" if known_in else ""
-            fix = Fix(text=f"drop {path}{last}", patch=keys.as_patch(path, None))
+            fix = Fix(text=f"drop {path}{last}", patch=keys.as_patch(path, None), safe=_is_off(config.value(path)))
         return self.finding(
             cause=f"{path}: {reason}",
             evidence=(*exceptions, at_key(config, path)),
@@ -290,6 +297,11 @@ class Removed(Diagnosis):
             fixes=(fix,),
             keys=(path,),
         )
+
+
+def _is_off(value: Any) -> bool:
+    """A section or switch that does nothing as it stands."""
+    return not value or (isinstance(value, Mapping) and value.get("enabled") is False)
 
 
 def _removed_optimizers(config: ConfigFacts) -> list[str]:
@@ -333,23 +345,36 @@ class Deprecated(Diagnosis):
             cause=f"zero_optimization as true or false is an old form; it means stage {stage}",
             evidence=(at_key(config, "zero_optimization"),),
             confidence=1.0,
-            fixes=(Fix(text=f"write the section with stage {stage}", patch={"zero_optimization": {"stage": stage}}),),
+            fixes=(
+                Fix(
+                    text=f"write the section with stage {stage}",
+                    patch={"zero_optimization": {"stage": stage}},
+                    safe=True,
+                ),
+            ),
             keys=("zero_optimization",),
         )
 
     def _deprecated(self, config: ConfigFacts, entry: Entry, successor: str) -> Finding:
-        change = _translated(entry)
+        change, same = _translated(entry)
+        beside = any(_is_given(config, key, entry.path) for key in keys.patched_keys(change) if key != entry.path)
         return self.finding(
             cause=f"{entry.path} is deprecated; its successor is {successor}",
             evidence=(at_key(config, entry.path),),
             confidence=1.0,
-            fixes=(Fix(text=f"write {successor} instead", patch=change),),
+            fixes=(Fix(text=f"write {successor} instead", patch=change, safe=same and not beside),),
             keys=(entry.path,),
         )
 
 
-def _translated(entry: Entry) -> dict[str, Any]:
-    """The patch that says the same with the successor."""
+def _is_given(config: ConfigFacts, key: str, old: str) -> bool:
+    """The config has the successor of `old` already, or the section that it would begin."""
+    begun = key.rpartition(".")[0]
+    return config.has(key) or (begun != old.rpartition(".")[0] and config.has(begun))
+
+
+def _translated(entry: Entry) -> tuple[dict[str, Any], bool]:
+    """The patch that writes the successor, and whether the config means the same with it."""
     dropped = keys.as_patch(entry.path, None)
     name = entry.path.rpartition(".")[2]
     zero = "zero_optimization"
@@ -361,7 +386,9 @@ def _translated(entry: Entry) -> dict[str, Any]:
         ),
         "bfloat16": {"bf16": entry.value},
     }
-    return patch.combine(dropped, news[name]) if name in news and entry.value else dropped
+    if not entry.value:
+        return dropped, True
+    return (patch.combine(dropped, news[name]), True) if name in news else (dropped, False)
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (UnknownKey(), Removed(), Deprecated())

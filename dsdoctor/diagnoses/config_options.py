@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
@@ -20,6 +21,7 @@ _STAGE = f"{_ZERO}.stage"
 _SUPPORTED = ("adam", "adamw", "adagrad", "lion", "muon")
 """Names whose class stands in DeepSpeed's ZERO_SUPPORTED_OPTIMIZERS."""
 _STAGE_3_KEYS = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights")
+_HIGH_POWER = 28
 _CHECKPOINT_ONLY = ("load_from_fp32_weights", "elastic_checkpoint")
 
 
@@ -58,7 +60,8 @@ class Ineffective(Diagnosis):
             return
         effective = Effective.of(config)
         offloads = (*_offload_param(effective), *_nvme(effective), *_super_offload(effective))
-        for idle in (*offloads, *_stage_0(config, effective), *_stage_3_only(config, effective), *_scale(effective)):
+        by_stage = (*_stage_0(config, effective), *_stage_3_only(config, effective))
+        for idle in (*offloads, *by_stage, *_scale(config, effective), *_leftovers(config, effective)):
             yield self.finding(
                 severity=idle.severity,
                 cause=idle.why,
@@ -76,10 +79,15 @@ def _offload_param(effective: Effective) -> Iterator[_Idle]:
         keys=(_PARAM,),
         why=f"offload_param works at ZeRO stage 3 only; at stage {effective.stage} the parameters stay on the GPU",
         fixes=(
-            Fix(text="drop offload_param", patch=keys.as_patch(_PARAM, None)),
+            Fix(text="drop offload_param", patch=_without_offload_param(effective), safe=True),
             Fix(text="or use stage 3 if the parameters have to leave the GPU", patch=keys.as_patch(_STAGE, 3)),
         ),
     )
+
+
+def _without_offload_param(effective: Effective) -> dict[str, Any]:
+    old = f"{_ZERO}.cpu_offload_param"
+    return keys.as_patch(old if keys.get(effective.data, old) else _PARAM, None)
 
 
 def _nvme(effective: Effective) -> Iterator[_Idle]:
@@ -98,7 +106,7 @@ def _nvme(effective: Effective) -> Iterator[_Idle]:
                 keys=(f"{key}.device", f"{key}.nvme_path"),
                 why=f"below stage 3 NVMe is not used; at stage {effective.stage} the optimizer states go to the CPU",
                 fixes=(
-                    Fix(text="write cpu", patch=keys.as_patch(key, {"device": "cpu", "nvme_path": None})),
+                    Fix(text="write cpu", patch=keys.as_patch(key, {"device": "cpu", "nvme_path": None}), safe=True),
                     Fix(text="or use stage 3", patch=keys.as_patch(_STAGE, 3)),
                 ),
             )
@@ -110,7 +118,7 @@ def _super_offload(effective: Effective) -> Iterator[_Idle]:
         yield _Idle(
             keys=(key,),
             why=f"super_offload works at ZeRO stage 3 only; at stage {effective.stage} the usual offload is used",
-            fixes=(Fix(text="drop super_offload, or use stage 3", patch=keys.as_patch(key, None)),),
+            fixes=(Fix(text="drop super_offload, or use stage 3", patch=keys.as_patch(key, None), safe=True),),
         )
 
 
@@ -156,7 +164,43 @@ def _stage_0(config: ConfigFacts, effective: Effective) -> Iterator[_Idle]:
         )
 
 
-def _scale(effective: Effective) -> Iterator[_Idle]:
+def _leftovers(config: ConfigFacts, effective: Effective) -> Iterator[_Idle]:
+    """Sections that nothing in this config uses; notes."""
+    nvme = "nvme" in (effective.offload("optimizer"), effective.offload("param"))
+    if config.value("aio") and not (nvme and effective.stage == 3):
+        yield _Idle(keys=("aio",), why="aio is for swapping to NVMe, which this config does not do", severity="info")
+    if config.value("activation_checkpointing"):
+        yield _Idle(
+            keys=("activation_checkpointing",),
+            why="activation_checkpointing switches nothing on: it is read by deepspeed.checkpointing only",
+            severity="info",
+        )
+    if effective.get("torch_autocast.enabled") is True and effective.precision != "fp32":
+        yield _Idle(
+            keys=("torch_autocast.enabled",),
+            why=f"{effective.precision} casts the whole model, so that torch_autocast finds nothing left to cast",
+            severity="info",
+        )
+
+
+def _scale(config: ConfigFacts, effective: Effective) -> Iterator[_Idle]:
+    if effective.precision != "fp16":
+        return
+    scale = effective.get("fp16.loss_scale")
+    names = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+    given = tuple(key for key in (f"fp16.{name}" for name in names) if config.has(key))
+    if isinstance(scale, (int, float)) and scale > 0 and given:
+        yield _Idle(
+            keys=given, why=f"the loss scale is static ({scale:g}), so {as_list(given)} do nothing", severity="info"
+        )
+    power = effective.get("fp16.initial_scale_power")
+    if scale == 0 and isinstance(power, int) and power >= _HIGH_POWER:
+        yield _Idle(
+            keys=("fp16.initial_scale_power",),
+            why=f"a loss scale from 2^{power} skips a step for each power above the one that holds, usually 10 to 20",
+            severity="info",
+            fixes=(Fix(text="leave it out (16)", patch=keys.as_patch("fp16.initial_scale_power", None)),),
+        )
     dynamic = effective.get("fp16.loss_scale") == 0
     if effective.precision == "fp16" and dynamic and effective.stage > 0 and effective.get("fp16.hysteresis") == 0:
         yield _Idle(

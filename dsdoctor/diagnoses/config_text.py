@@ -104,7 +104,7 @@ class DuplicateKey(Diagnosis):
     def _in_file(self, config: ConfigFacts, exceptions: tuple[Evidence, ...]) -> Finding:
         names = [duplicate.key for duplicate in config.duplicates]
         evidence = [
-            Evidence(source=config.path, line=place.line, text=f"{duplicate.key}, column {place.column}")
+            Evidence(source=config.path, line=place.line, column=place.column, text=duplicate.key)
             for duplicate in config.duplicates
             for place in duplicate.positions
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,22 @@ from dsdoctor.diagnoses.config_keys import Entry, entries, validation_errors
 from dsdoctor.dsconfig import keys
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.schema import Key, schema_for
+from dsdoctor.dsconfig.shapes import LARGEST_FROM_FLOAT, shape_of
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
 
 _TRUE = ("1", "on", "t", "true", "y", "yes")
 _FALSE = ("0", "off", "f", "false", "n", "no")
-_WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}
+_WANTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "section": "an object with keys",
+    "any": "what DeepSpeed takes here",
+}
 _OR_ED = ("wall_clock_breakdown", "flops_profiler.enabled")
 """Switches that DeepSpeed joins with `|`, which raises for a text."""
-_ALSO_OBJECTS = ("bfloat16", "autotuning", "data_efficiency")
-"""Objects whose keys the schema does not list."""
-_NULL_IS_EMPTY = ("bf16", "aio")
+_USED_LATER = "DeepSpeed keeps it as it is and fails where it is used"
 _CHECKS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _TEXT_PARAMS = ("type", "warmup_type", "mode", "anneal_strategy", "threshold_mode", "scale_mode", "ns_method")
 _READS_CONFIG = re.compile(r"json\.loads?\(.*(?:config|cfg|\bds[_.]|deepspeed)|deepspeed\.py", re.IGNORECASE)
@@ -32,12 +38,16 @@ _READS_CONFIG = re.compile(r"json\.loads?\(.*(?:config|cfg|\bds[_.]|deepspeed)|d
 
 @dataclass(frozen=True, kw_only=True)
 class _Wrong:
-    """One value that does not fit, and the value that was most likely meant (None: not known)."""
+    """One value that does not fit, and the value that was most likely meant (None: not known).
+
+    `works` says that a run goes on with the value as it stands, and otherwise than with the one that was meant.
+    """
 
     path: str
     what: str
     severity: Severity = "error"
     meant: Any = None
+    works: bool = False
 
 
 class WrongType(Diagnosis):
@@ -86,7 +96,13 @@ class WrongType(Diagnosis):
             cause=f"{wrong.path} {wrong.what}",
             evidence=(*([exception] if exception else []), at_key(config, wrong.path)),
             confidence=0.98,
-            fixes=(Fix(text=text, patch=keys.as_patch(wrong.path, wrong.meant) if known else None),),
+            fixes=(
+                Fix(
+                    text=text,
+                    patch=keys.as_patch(wrong.path, wrong.meant) if known else None,
+                    safe=known and not wrong.works,
+                ),
+            ),
             keys=(wrong.path,),
         )
 
@@ -116,7 +132,7 @@ class WrongType(Diagnosis):
 
 def _is_type_error(what: str) -> bool:
     """pydantic's complaint is about the value alone, not about an unknown key or about several keys together."""
-    return not re.match(r"[Ee]xtra (?:inputs|fields)|Value error|Assertion failed", what)
+    return not re.match(r"[Ee]xtra (?:inputs|fields)|Value error(?!, [\w.]+ must be )|Assertion failed", what)
 
 
 def _wrong_values(config: ConfigFacts) -> Iterator[_Wrong]:
@@ -126,10 +142,7 @@ def _wrong_values(config: ConfigFacts) -> Iterator[_Wrong]:
         if swallowed is not None:
             yield swallowed
         elif entry.key is not None and entry.value != "auto":
-            if entry.key.kind == "section":
-                wrong = _section(entry, entry.key, schema.sections)
-            else:
-                wrong = _typed(entry, entry.key) if entry.section.typed else _plain(entry, entry.key)
+            wrong = _refused(entry, entry.key) or (_typed if entry.section.typed else _plain)(entry, entry.key)
             if wrong is not None:
                 yield wrong
 
@@ -154,15 +167,27 @@ def _literal(word: str) -> Any:
         return word
 
 
+def _refused(entry: Entry, key: Key) -> _Wrong | None:
+    """A value of a shape that DeepSpeed raises for at this key, whatever else the config says."""
+    value, shape = entry.value, shape_of(entry.value)
+    wrong_item = key.kind == "list" and key.choices and shape == "texts" and not set(value) <= set(key.choices)
+    if (shape not in key.refuses and not wrong_item) or (key.also_bool and isinstance(value, bool)):
+        return None
+    return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}", meant=_intended(entry, key))
+
+
+def _intended(entry: Entry, key: Key) -> Any:
+    """What was most likely meant by a refused value; None where that cannot be told."""
+    if key.kind == "section":
+        switches = ("fp16", "bf16", "bfloat16")
+        return {"enabled": entry.value} if isinstance(entry.value, bool) and key.path in switches else None
+    return key.default if entry.value is None else _meant(entry.value, key.kind)
+
+
 def _typed(entry: Entry, key: Key) -> _Wrong | None:
     """What pydantic makes of the value, for the kinds that DeepSpeed uses (lax mode)."""
     value = entry.value
-    if value is None:
-        return None if key.nullable else _Wrong(path=entry.path, what=f"is null, not {_wanted(key)}", meant=key.default)
-    if key.kind in ("list", "dict"):
-        fits = isinstance(value, list if key.kind == "list" else Mapping)
-        return None if fits else _Wrong(path=entry.path, what=f"is {as_json(value)}, not a {key.kind}")
-    if key.kind == "any":
+    if value is None or key.kind in ("any", "list", "dict", "section"):
         return None
     converted = _convert(value, key.kind)
     if converted is None:
@@ -179,40 +204,35 @@ def _typed(entry: Entry, key: Key) -> _Wrong | None:
 def _plain(entry: Entry, key: Key) -> _Wrong | None:
     """Sections that DeepSpeed reads as they are: a text where a number or truth value is used."""
     value = entry.value
-    if value is None or key.kind == "any":
+    if value is None or key.kind in ("any", "section"):
         return None
     if key.kind == "bool" and isinstance(value, str):
         harmless = _as_bool(value) is True and entry.path not in _OR_ED
         what = f"is the text {as_json(value)}, and any text counts as true"
-        return _Wrong(path=entry.path, what=what, severity="warning" if harmless else "error", meant=_as_bool(value))
-    if key.kind in ("bool", "int", "float") and isinstance(value, (str, list, dict)):
-        what = f"is {as_json(value)}, not {_wanted(key)}"
-        return _Wrong(path=entry.path, what=what, meant=_meant(value, key.kind))
-    if key.kind == "str" and not isinstance(value, str):
-        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}")
-    if key.kind == "list" and not isinstance(value, list):
-        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not a list")
-    if key.choices and str(value).lower() not in key.choices:
-        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}")
-    return None
-
-
-def _section(entry: Entry, key: Key, described: Container[str]) -> _Wrong | None:
-    """A section that is no object. Ones of several shapes (`datastates_ckpt`, `timers`) are left alone."""
-    value = entry.value
-    if isinstance(value, Mapping) or (key.also_bool and isinstance(value, bool)):
+        return _Wrong(
+            path=entry.path,
+            what=what,
+            severity="warning" if harmless else "error",
+            meant=_as_bool(value),
+            works=not harmless,
+        )
+    misfit = (
+        (key.kind in ("bool", "int", "float") and isinstance(value, (str, list, dict)))
+        or (key.kind == "str" and not isinstance(value, str))
+        or (key.kind == "list" and not isinstance(value, list))
+        or (bool(key.choices) and str(value).lower() not in key.choices)
+    )
+    if not misfit:
         return None
-    if value is None and (key.nullable or key.path in _NULL_IS_EMPTY):
-        return None
-    if key.path not in described and key.path not in _ALSO_OBJECTS:
-        return None
-    enabled = {"enabled": value} if isinstance(value, bool) and key.path in ("fp16", "bf16", "bfloat16") else None
-    return _Wrong(path=entry.path, what=f"is {as_json(value)}, not an object with keys", meant=enabled)
+    refused = isinstance(value, str) and bool(key.choices)
+    what = f"is {as_json(value)}, not {_wanted(key)}"
+    return _Wrong(path=entry.path, what=what if refused else f"{what}; {_USED_LATER}", meant=_meant(value, key.kind))
 
 
 def _wanted(key: Key) -> str:
     if key.choices:
-        return "one of " + ", ".join(as_json(choice) for choice in key.choices)
+        words = ", ".join(as_json(choice) for choice in key.choices)
+        return f"a list of {words}" if key.kind == "list" else f"one of {words}"
     return _WANTED.get(key.kind, f"a {key.kind}")
 
 
@@ -243,7 +263,7 @@ def _as_int(value: Any) -> int | None:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        return int(value) if value.is_integer() else None
+        return int(value) if value.is_integer() and abs(value) < LARGEST_FROM_FLOAT else None
     spelled = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(?:_\d+)*(?:\.0*)?\s*", value)
     return int(value.strip().partition(".")[0].replace("_", "")) if spelled else None
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.config_evidence import at_key
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
-from dsdoctor.finding import Fix
+from dsdoctor.finding import Evidence, Finding, Fix, Severity
 from dsdoctor.frames import passes_through
+from dsdoctor.machine.facts import SwapFolder
 from dsdoctor.runs.facts import Failure
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+_NETWORK = ("nfs", "lustre", "cifs", "smb", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "9p")
 
 
 class DiskFull(TextDiagnosis):
@@ -54,7 +61,8 @@ class NvmeSwap(TextDiagnosis):
     What it is: parameters or optimizer states that are to lie on a disk need the async_io extension (libaio) and a
     folder with room for 12 to 16 bytes a parameter.
 
-    What proves it: an error out of DeepSpeed's swapping code or of async_io.
+    What proves it: an error out of DeepSpeed's swapping code or of async_io; before a run the folder itself, if it
+    cannot be written in or lies in memory or on the network.
 
     When it could be wrong: a full disk there is reported as `disk/full`.
 
@@ -73,6 +81,30 @@ class NvmeSwap(TextDiagnosis):
     cause = "DeepSpeed cannot swap tensors to NVMe"
     fixes = (Fix(text="install libaio's development files and give nvme_path a folder on that disk with enough room"),)
     keys = ("zero_optimization.offload_param.nvme_path", "zero_optimization.offload_optimizer.nvme_path")
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from super().examine(case)
+        for folder in case.machine.swap_folders if case.machine is not None else ():
+            if not folder.usable:
+                yield self._folder(case, folder, "cannot be written in", "error", 0.95)
+            elif folder.file_system in _IN_MEMORY:
+                yield self._folder(
+                    case, folder, f"lies in memory ({folder.file_system}), not on a disk", "warning", 0.9
+                )
+            elif folder.file_system is not None and folder.file_system.startswith(_NETWORK):
+                yield self._folder(case, folder, f"lies on the network ({folder.file_system})", "warning", 0.7)
+
+    def _folder(self, case: Case, folder: SwapFolder, what: str, severity: Severity, confidence: float) -> Finding:
+        shown = Evidence(source="environment", text=f"{folder.path}: {folder.file_system or 'unknown'} file system")
+        config = case.config
+        return self.finding(
+            severity=severity,
+            cause=f"{folder.key} is {folder.path}, which {what}",
+            evidence=(shown, *((at_key(config, folder.key),) if config is not None else ())),
+            confidence=confidence,
+            fixes=(Fix(text="give a folder on a local NVMe disk that the job may write in"),),
+            keys=(folder.key,),
+        )
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (DiskFull(), NvmeSwap())

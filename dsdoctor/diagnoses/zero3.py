@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import before_run, context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.standing import apart_in_engine, standing, where
@@ -76,7 +76,8 @@ class EmptyWeightsInCheckpoint(TextDiagnosis):
     What it is: `state_dict()` of a ZeRO-3 module has tensors of size 0 (1 in old releases) unless they are gathered
     before saving.
 
-    What proves it: on loading, the checkpoint's shape is `[0]` and the model's is full.
+    What proves it: on loading, the checkpoint's shape is `[0]` and the model's is full. Before a run, a script that
+    saves what it got from `deepspeed.initialize` without gathering it.
 
     When it could be wrong: it is not; if the *model* has `[0]` and the file is full, it is `empty-weights-in-model`,
     and the remedy is the opposite.
@@ -99,6 +100,10 @@ class EmptyWeightsInCheckpoint(TextDiagnosis):
         ),
     )
     keys = ("zero_optimization.stage3_gather_16bit_weights_on_model_save",)
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from super().examine(case)
+        yield from before_run.saves_partitioned(self, case)
 
 
 class ModuleOutsideEngine(TextDiagnosis):
@@ -250,7 +255,7 @@ class LoadConflict(TextDiagnosis):
 
     What it is: `device_map` or `low_cpu_mem_usage` place whole weights; ZeRO-3 partitions them as they are made.
 
-    What proves it: Transformers' message.
+    What proves it: Transformers' message; before a run the calls in the script's text.
 
     When it could be wrong: it is not. That nothing is raised does not mean that loading is sharded: for that the
     TrainingArguments (or HfDeepSpeedConfig) must exist before `from_pretrained`.
@@ -272,6 +277,10 @@ class LoadConflict(TextDiagnosis):
         Fix(text="build TrainingArguments (or HfDeepSpeedConfig) before from_pretrained, so that loading is sharded"),
     )
     keys = (STAGE,)
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from super().examine(case)
+        yield from before_run.load_conflict(self, case)
 
 
 def _empty_in_checkpoint(failure: Failure) -> bool:

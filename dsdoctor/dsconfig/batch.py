@@ -34,20 +34,24 @@ class BatchTriple:
 class Triangle:
     """What DeepSpeed makes of the three values. `problem` is None where it accepts them."""
 
-    train: int | None
-    micro: int | None
-    steps: int | None
+    train: float | None
+    micro: float | None
+    steps: float | None
     problem: str | None = None
 
 
-def complete(train: int | None, micro: int | None, steps: int | None, ranks: int) -> Triangle:
+def complete(train: float | None, micro: float | None, steps: float | None, ranks: int) -> Triangle:
     """Fill in what is missing and check the product, as DeepSpeed does for `ranks` data-parallel ranks.
+
+    The sizes are counts; DeepSpeed does not insist on whole numbers, so fractions go through its arithmetic too.
 
     A given zero makes DeepSpeed divide by it; that is reported as a problem too.
     """
     if train is None and micro is None:
         return Triangle(train=None, micro=None, steps=steps, problem=f"neither {TRAIN} nor {MICRO} is given")
-    zero = [name for name, value in zip(KEYS, (train, micro, steps), strict=True) if value is not None and value <= 0]
+    zero = [
+        name for name, value in zip(KEYS, (train, micro, steps), strict=True) if value is not None and not value > 0
+    ]
     if zero:
         return Triangle(train=train, micro=micro, steps=steps, problem=f"{zero[0]} has to be greater than 0")
     full_train, full_micro, full_steps = _fill(train, micro, steps, ranks)
@@ -59,7 +63,7 @@ def complete(train: int | None, micro: int | None, steps: int | None, ranks: int
     )
 
 
-def _fill(train: int | None, micro: int | None, steps: int | None, ranks: int) -> tuple[int, int, int]:
+def _fill(train: float | None, micro: float | None, steps: float | None, ranks: int) -> tuple[float, float, float]:
     if train is None:
         assert micro is not None
         return micro * (steps or 1) * ranks, micro, steps or 1
@@ -68,21 +72,30 @@ def _fill(train: int | None, micro: int | None, steps: int | None, ranks: int) -
     return train, train // ranks // (steps or 1), steps or 1
 
 
-def _mismatch(train: int, micro: int, steps: int, ranks: int) -> str | None:
-    if micro <= 0:
+def _mismatch(train: float, micro: float, steps: float, ranks: int) -> str | None:
+    if not micro > 0:
         return f"{TRAIN} {train} leaves less than one sample a micro-step for each of {ranks} ranks"
-    if steps <= 0:
+    if not steps > 0:
         return f"{TRAIN} {train} is smaller than {MICRO} {micro} x {ranks} ranks"
     if train != micro * steps * ranks:
         return f"{TRAIN} {train} is not {micro} x {steps} x {ranks} = {micro * steps * ranks}"
     return None
 
 
-def nearest_triples(train: int | None, micro: int | None, steps: int | None, ranks: int) -> tuple[BatchTriple, ...]:
+def nearest_triples(
+    train: float | None, micro: float | None, steps: float | None, ranks: int
+) -> tuple[BatchTriple, ...]:
     """Valid triples near the given values: those that change one key first, then those that keep the total batch.
 
-    Empty where nothing positive is given to start from.
+    Empty where nothing positive is given to start from, and for fractions, which nobody means.
     """
+    given = (train, micro, steps)
+    if not all(size is None or isinstance(size, int) for size in given):
+        return ()
+    return _nearest(*(None if size is None else int(size) for size in given), ranks=ranks)
+
+
+def _nearest(train: int | None, micro: int | None, steps: int | None, *, ranks: int) -> tuple[BatchTriple, ...]:
     options: list[BatchTriple | None] = []
     if micro and steps:
         options.append(BatchTriple(train=micro * steps * ranks, micro=micro, steps=steps))

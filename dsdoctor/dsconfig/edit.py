@@ -15,7 +15,6 @@ from typing import Any
 from dsdoctor.dsconfig import patch as merge
 from dsdoctor.dsconfig import reader
 
-
 _COMMA = re.compile(r"[ \t]*,")
 
 

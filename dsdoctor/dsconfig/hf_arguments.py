@@ -1,12 +1,44 @@
-"""Values of Hugging Face's TrainingArguments on a script's command line, as HfArgumentParser reads them."""
+"""Values of Hugging Face's TrainingArguments: from a command line, as HfArgumentParser reads it, or from a file."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from dsdoctor.dsconfig import yaml_text
+
 _SWITCHES = {"true": True, "false": False}
+_FILES = (".json", ".yaml", ".yml")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
+
+
+class ArgumentsUnreadable(Exception):
+    """The arguments cannot be read; `str()` is one line for the user."""
+
+
+def given(text: str) -> dict[str, Any]:
+    """What `--hf-args` says: the name of a JSON or YAML file, or words as on a command line.
+
+    Raises ArgumentsUnreadable, for a pickle such as training_args.bin too: loading one runs what is in it.
+    """
+    if text.lower().endswith(_PICKLES):
+        raise ArgumentsUnreadable(f"{text} is a pickle, which is never read; give the arguments as JSON, YAML or words")
+    try:
+        if not text.lower().endswith(_FILES) or " " in text.strip():
+            return parse(shlex.split(text))
+        read = Path(text).read_text(encoding="utf-8")
+        data = json.loads(read) if text.lower().endswith(".json") else yaml_text.load(read)
+    except OSError as error:
+        raise ArgumentsUnreadable(f"cannot read the arguments: {text}: {error.strerror or error}") from None
+    except (ValueError, RecursionError, yaml_text.YamlUnreadable) as error:
+        raise ArgumentsUnreadable(f"cannot read the arguments {text}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ArgumentsUnreadable(f"cannot read the arguments {text}: the file holds no object")
+    return {str(name): value for name, value in data.items()}
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Read what the importable DeepSpeed accepts in a ds_config, and print it as JSON.
 
-Runs in a process of its own, so that `make_schema.py` can point it at any release. Typed sections are read from their
+Runs only as a process of its own (`python -m dsdoctor.dsconfig.introspect`), so that it can be pointed at any release:
+importing this module imports DeepSpeed and torch. Typed sections are read from their
 pydantic models. Sections that DeepSpeed reads as plain dicts are found by handing it a dict that writes down which
 keys are asked for, and with which defaults. Signatures of optimizers and schedulers come from their source text,
 since importing them may compile kernels.
@@ -9,6 +10,7 @@ since importing them may compile kernels.
 from __future__ import annotations
 
 import ast
+import copy
 import enum
 import importlib
 import inspect
@@ -24,6 +26,8 @@ import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import BaseModel
 from pydantic.v1 import BaseModel as OldModel
+
+from dsdoctor.dsconfig import probing
 
 NONE = type(None)
 ROOT = Path(deepspeed.__file__).parent
@@ -81,13 +85,19 @@ OPEN = (
 )
 """Sections whose keys are not checked: free by nature, or of more shapes than one table holds."""
 
-READ_ELSEWHERE = {
+READ_ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
     "data_parallel_size": ("__init__.py", {"kind": "int"}),
     "sequence_parallel_size": ("__init__.py", {"kind": "int"}),
     "vocabulary_size": ("runtime/config.py", {"kind": "int", "nullable": True}),
 }
 """Top-level keys that some other place than DeepSpeedConfig's first pass reads; listed if that file names them."""
 
+DTYPES = sorted(
+    name
+    for dtype in ("float16", "float32", "bfloat16")
+    for name in (dtype, f"torch.{dtype}", {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}[dtype])
+)
+"""The spellings of `inference.config.DtypeEnum` for the types that autocast takes."""
 KINDS: dict[str, dict[str, Any]] = {
     "train_batch_size": {"kind": "int"},
     "train_micro_batch_size_per_gpu": {"kind": "int"},
@@ -110,12 +120,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "checkpoint.tag_validation": {"kind": "str", "choices": ["ignore", "warn", "fail"]},
     "checkpoint.checkpoint_serialization": {"kind": "bool"},
     "fp16.loss_scale": {"kind": "float"},
-    "torch_autocast.dtype": {"kind": "str"},
+    "torch_autocast.dtype": {"kind": "str", "choices": DTYPES},
+    "checkpoint.writer": {"kind": "section", "nullable": True},
+    "checkpoint.writer.type": {"kind": "str", "choices": ["mock", "python", "fast"]},
+    "checkpoint.writer.data_parallel": {"kind": "str", "choices": ["replica", "socket", "machine"]},
     "torch_autocast.lower_precision_safe_modules": {"kind": "list"},
     "optimizer": {"kind": "section"},
     "scheduler": {"kind": "section"},
 }
 """What Python does with the value of a plain key whose default does not tell."""
+
+
+CHECKED_LATER: dict[str, dict[str, Any]] = {
+    "zero_optimization.zenflow.select_strategy": {"choices": ["auto", "step", "epoch"]},
+}
+"""What a validator of a typed section demands beyond the type."""
 
 
 class Watched(dict):  # type: ignore[type-arg]
@@ -182,6 +201,8 @@ def kind_of_annotation(annotation: Any) -> dict[str, Any]:
         return entry | ({"nullable": True} if NONE in args else {})
     if origin is typing.Literal:
         return {"kind": "str", "choices": list(typing.get_args(annotation))}
+    if origin is list and typing.get_origin(typing.get_args(annotation)[0]) is typing.Literal:
+        return {"kind": "list", "choices": list(typing.get_args(typing.get_args(annotation)[0]))}
     if origin in (list, tuple, dict) or annotation in (list, tuple, dict):
         return {"kind": (origin or annotation).__name__.replace("tuple", "list")}
     if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
@@ -216,7 +237,7 @@ def fields_of(model: Any) -> Iterator[Field]:
         return
     for name, new in model.model_fields.items():
         limits = {b: getattr(m, b) for m in new.metadata for b in bounds if getattr(m, b, None) is not None}
-        default = None if new.is_required() or new.default_factory else new.default
+        default = None if new.is_required() else new.get_default(call_default_factory=True)
         yield Field(name, new.alias or name, new.annotation, False, default, limits, new.json_schema_extra or {})
 
 
@@ -225,7 +246,7 @@ def nested_model(annotation: Any) -> Any:
     return next((c for c in candidates if inspect.isclass(c) and issubclass(c, BaseModel | OldModel)), None)
 
 
-def read_field(field: Field) -> dict[str, Any]:
+def read_field(path: str, field: Field) -> dict[str, Any]:
     entry = kind_of_annotation(field.annotation) | ({"nullable": True} if field.nullable else {})
     if nested_model(field.annotation):
         entry["kind"] = "section"
@@ -234,14 +255,14 @@ def read_field(field: Field) -> dict[str, Any]:
         entry["deprecated"] = field.extra.get("new_param", "")
     if field.alias != field.name:
         entry["also"] = field.name
-    return with_default(entry, field.default)
+    return with_default(entry | CHECKED_LATER.get(path, {}), field.default)
 
 
 def read_model(path: str, model: Any, sections: dict[str, Any]) -> None:
     """Write the section of a typed model, and those nested in it, into `sections`."""
     keys = {}
     for field in fields_of(model):
-        keys[field.alias] = read_field(field)
+        keys[field.alias] = read_field(f"{path}.{field.alias}", field)
         inner = nested_model(field.annotation)
         if inner is not None:
             read_model(f"{path}.{field.alias}", inner, sections)
@@ -386,15 +407,21 @@ def read_sections() -> dict[str, Any]:
             sections[path] = plain_section(read_plain(path, seed))
     for entry in sections.get("zero_optimization.leaf_module", plain_section({}))["keys"].values():
         entry["kind"] = "any"  # one name is taken for a list of one
+    if "timers.throughput" in sections:
+        sections["timers"] = plain_section({"throughput": {"kind": "section"}})
     named = {"type": {"kind": "str"}, "params": {"kind": "section"}}
-    sections["optimizer"] = plain_section(named | {"legacy_fusion": {"kind": "bool", "default": False}})
+    sections["optimizer"] = plain_section(copy.deepcopy(named) | {"legacy_fusion": {"kind": "bool", "default": False}})
     sections["scheduler"] = plain_section(named)
     return sections
 
 
 def main() -> None:
+    sections = read_sections()
+    one_rank = types.SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda *_group: 1)
+    setattr(importlib.import_module("deepspeed.runtime.config"), "dist", one_rank)  # noqa: B010
+    probing.add_refusals(sections, DeepSpeedConfig)
     table = {
-        "sections": read_sections(),
+        "sections": sections,
         "removed": read_removed(),
         "optimizers": read_optimizers(),
         "schedulers": read_schedulers(),

@@ -5,15 +5,19 @@ Whatever is wrong inside the file is data (`syntax_error`, `duplicates`); only a
 
 from __future__ import annotations
 
+import bisect
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.dsconfig import hf_arguments, reader
+from dsdoctor.dsconfig import reader, yaml_text
 from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, DuplicateKey, Framework, Position
+from dsdoctor.dsconfig.hf_arguments import parse
 from dsdoctor.dsconfig.schema import table_release
+from dsdoctor.dsconfig.yaml_text import Plugin, YamlUnreadable
 
 _LARGEST = 16 * 2**20
 """Bytes; no ds_config is that large, and reading model weights as text would take for ever."""
@@ -32,17 +36,21 @@ def load_config(
     world_size: int | None = None,
     framework: Framework | None = None,
     script_args: Sequence[str] = (),
+    hf_arguments: Mapping[str, Any] | None = None,
 ) -> ConfigFacts:
     """Load a file or a dict and say what it is judged against.
 
     `release` is the DeepSpeed version, "" for an unknown one (the newest table is used). `script_args` are the words
-    after the script's name; they count where `framework` is transformers.
+    after the script's name, `hf_arguments` what is known of TrainingArguments beside them; both count where
+    `framework` is transformers. An Accelerate YAML settles framework and world size where they are not given.
 
     Raises ConfigUnreadable for a file that cannot be read.
     """
     text = _Text(data=dict(config)) if isinstance(config, Mapping) else _read_file(Path(config))
+    if text.plugin is not None:
+        framework, world_size = framework or "accelerate", world_size or text.plugin.ranks
     return ConfigFacts(
-        path=GIVEN_AS_DICT if isinstance(config, Mapping) else str(config),
+        path=_path(config, text),
         data=text.data,
         source_lines=text.lines,
         positions=text.positions,
@@ -54,8 +62,29 @@ def load_config(
         table_release=table_release(release),
         world_size=world_size,
         framework=framework,
-        hf_arguments=hf_arguments.parse(script_args) if framework == "transformers" else None,
+        hf_arguments={**(hf_arguments or {}), **parse(script_args)} if framework == "transformers" else None,
     )
+
+
+def with_text(facts: ConfigFacts, text: str) -> ConfigFacts:
+    """The same job with another text of its config."""
+    read = parse_text(text)
+    return replace(
+        facts,
+        data=read.data,
+        source_lines=read.lines,
+        positions=read.positions,
+        duplicates=read.duplicates,
+        quoteless=read.quoteless,
+        syntax_error=read.syntax_error,
+        json_error=read.json_error,
+    )
+
+
+def _path(config: str | Path | Mapping[str, Any], text: _Text) -> str:
+    """Where the keys stand: an Accelerate YAML may only name the file."""
+    named = text.plugin.config_file if text.plugin is not None else None
+    return GIVEN_AS_DICT if isinstance(config, Mapping) else named or str(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +98,8 @@ class _Text:
     quoteless: frozenset[str] = frozenset()
     syntax_error: ConfigSyntaxError | None = None
     json_error: ConfigSyntaxError | None = None
+    plugin: Plugin | None = None
+    """Set for an Accelerate YAML."""
 
 
 def _read_file(path: Path) -> _Text:
@@ -86,7 +117,22 @@ def _read_file(path: Path) -> _Text:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         return _Text(syntax_error=_not_utf8(raw, error))
-    return parse_text(text)
+    return _read_yaml(path, text) if path.suffix.lower() in (".yaml", ".yml") else parse_text(text)
+
+
+def _read_yaml(path: Path, text: str) -> _Text:
+    """An Accelerate config with DeepSpeed's part in it, or YAML by mistake."""
+    lines = tuple(line.rstrip("\r") for line in text.split("\n"))
+    try:
+        plugin = yaml_text.plugin(text)
+    except YamlUnreadable as error:
+        raise ConfigUnreadable(f"cannot read {path}: {error}") from None
+    if plugin is None:
+        return _Text(lines=lines, syntax_error=_error_at(text, 0, "this is YAML; a ds_config is JSON"))
+    if plugin.config_file is not None:
+        return replace(_read_file(Path(plugin.config_file)), plugin=plugin)
+    places = {key: Position(line=line, column=column) for key, (line, column) in plugin.places.items()}
+    return _Text(data=dict(plugin.config), lines=lines, positions=places, plugin=plugin)
 
 
 def parse_text(text: str) -> _Text:
@@ -119,11 +165,11 @@ class _Places:
     """Turns offsets into lines and columns."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def of(self, offset: int) -> Position:
-        start = self.text.rfind("\n", 0, offset) + 1
-        return Position(line=self.text.count("\n", 0, offset) + 1, column=offset - start + 1)
+        line = bisect.bisect_right(self.starts, offset)
+        return Position(line=line, column=offset - self.starts[line - 1] + 1)
 
 
 def _error_at(text: str, offset: int, message: str) -> ConfigSyntaxError:

@@ -1,8 +1,8 @@
 """What a DeepSpeed release accepts in a ds_config: sections, keys, types, defaults, bounds, what was removed.
 
 The table `deepspeed_schema.json` was read from DeepSpeed itself by `tests/tools/make_schema.py`. It holds the oldest
-release in full and every later one as a merge patch of the one before. A release that is not in it is judged by the
-nearest older one (by the oldest where it is older than all).
+release in full and every later one as a merge patch of the one before. A release that is not in it is judged by what
+`dsconfig.learned` has read from an install, else by the nearest older one (by the oldest where it is older than all).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from dsdoctor.dsconfig import patch
+from dsdoctor.dsconfig import learned
 from dsdoctor.dsconfig.release import version_key
 
 
@@ -24,7 +24,9 @@ class Key:
     """One key of a section.
 
     `kind` is bool, int, float, str, list, dict, section or any; `default` None where there is none; `also` is a second
-    spelling that is accepted. `successor` is set for a deprecated key: the dotted key (or words) to use instead.
+    spelling that is accepted. `choices` are the values it takes (of a list: its items). `refuses` are the shapes of
+    values (`dsconfig.shapes`) that raise whatever stands beside the key. `successor` is set for a deprecated key: the
+    dotted key (or words) to use instead.
     """
 
     path: str
@@ -36,6 +38,7 @@ class Key:
     also: str | None = None
     successor: str | None = None
     also_bool: bool = False
+    refuses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +104,22 @@ def _document() -> dict[str, Any]:
     return document
 
 
+@lru_cache(maxsize=1)
+def _learned() -> dict[str, dict[str, Any]]:
+    known = set(_document()["order"])
+    return {release: table for release, table in learned.tables().items() if release not in known}
+
+
 def releases() -> tuple[str, ...]:
-    """The DeepSpeed releases in the table, oldest first."""
-    return tuple(_document()["order"])
+    """The DeepSpeed releases that are known, oldest first."""
+    return tuple(sorted((*_document()["order"], *_learned()), key=version_key))
+
+
+def learn() -> str | None:
+    """Read the installed release, to be judged by its own schema from now on; None, or in one line why not."""
+    problem = learned.learn()
+    _learned.cache_clear()
+    return problem
 
 
 def table_release(release: str) -> str:
@@ -123,12 +139,7 @@ def schema_for(release: str) -> Schema:
 
 @lru_cache(maxsize=32)
 def _schema(release: str) -> Schema:
-    document = _document()
-    table: dict[str, Any] = {}
-    for name in document["order"]:
-        table = patch.apply(table, document["releases"][name])
-        if name == release:
-            break
+    table = _table(release)
     return Schema(
         release=release,
         sections={path: _section(path, entry) for path, entry in table["sections"].items()},
@@ -136,9 +147,36 @@ def _schema(release: str) -> Schema:
         optimizer_names=tuple(table["optimizers"]["names"]),
         optimizers=_signatures(table["optimizers"]["classes"]),
         schedulers=_signatures(table["schedulers"]),
-        torch_optimizers=_signatures(document["torch"]["optimizers"]),
-        torch_schedulers=_signatures(document["torch"]["schedulers"]),
+        torch_optimizers=_signatures(_document()["torch"]["optimizers"]),
+        torch_schedulers=_signatures(_document()["torch"]["schedulers"]),
     )
+
+
+def _table(release: str) -> Mapping[str, Any]:
+    return _learned().get(release) or _shipped()[release]
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, Mapping[str, Any]]:
+    """The tables of all shipped releases. Later ones share parts with earlier ones: nothing here is written to."""
+    tables: dict[str, Mapping[str, Any]] = {}
+    last: Mapping[str, Any] = {}
+    for name in _document()["order"]:
+        last = tables[name] = _changed(last, _document()["releases"][name])
+    return tables
+
+
+def _changed(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`patch.apply` without the copies, which would take longer than all else."""
+    result = dict(old)
+    for name, value in change.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            before = result.get(name)
+            is_object = isinstance(value, Mapping)
+            result[name] = _changed(before if isinstance(before, Mapping) else {}, value) if is_object else value
+    return result
 
 
 def _section(path: str, entry: Mapping[str, Any]) -> Section:
@@ -157,6 +195,7 @@ def _key(path: str, entry: Mapping[str, Any]) -> Key:
         also=entry.get("also"),
         successor=entry.get("deprecated"),
         also_bool=entry.get("also_bool", False),
+        refuses=frozenset(entry.get("refuses", "").split()),
     )
 
 
@@ -169,7 +208,14 @@ def _signatures(entries: Mapping[str, Any]) -> dict[str, Signature]:
 
 def releases_with(path: str) -> tuple[str, ...]:
     """The releases of the table that know a dotted key, oldest first; empty if none does."""
-    return tuple(release for release in releases() if _schema(release).key(path) is not None)
+    section, _, name = path.rpartition(".")
+    return tuple(release for release in releases() if _has(_table(release)["sections"].get(section), name))
+
+
+def _has(section: Mapping[str, Any] | None, name: str) -> bool:
+    """Whether a section of a table knows a name, by either spelling."""
+    entries = section["keys"] if section is not None else {}
+    return name in entries or any(entry.get("also") == name for entry in entries.values())
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.machine import host, nvidia, variables
+from dsdoctor.machine import host, nvidia, nvme, variables
 from dsdoctor.machine.facts import Device, MachineFacts, NotCollected, OpBuild
 
 PROBE_COMMAND = (sys.executable, "-m", "dsdoctor.machine.probe")
@@ -62,6 +62,7 @@ def collect(
         ("/dev/shm", host.shared_memory),
         ("limits", host.limits),
         ("disks", lambda: host.disks(work)),
+        ("nvme_path", lambda: nvme.folders(config)),
         ("nvidia-smi", nvidia.gpus),
         ("versions", _versions),
         ("environment variables", lambda: {"environment": variables.select(os.environ)}),

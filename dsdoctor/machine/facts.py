@@ -54,6 +54,22 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapFolder:
+    """An `nvme_path` that the config uses, by its dotted `key`.
+
+    `usable` says that it, or where it does not exist the nearest folder above it, can be written in; `file_system` is
+    the type of the mount, None where that is not known.
+    """
+
+    key: str
+    path: str
+    exists: bool
+    usable: bool
+    file_system: str | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class NotCollected:
     """A probe that gave nothing, and why."""
 
@@ -93,6 +109,7 @@ class MachineFacts:
     memlock: Limit = None
     nofile: Limit = None
     disks: tuple[Disk, ...] = ()
+    swap_folders: tuple[SwapFolder, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     accelerator: str | None = None
     backend: str | None = None

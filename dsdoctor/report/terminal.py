@@ -144,7 +144,7 @@ def clean(text: str) -> str:
 def _where(evidence: Evidence) -> str:
     parts = [evidence.source]
     if evidence.line is not None:
-        parts[0] += f":{evidence.line}"
+        parts[0] += f":{evidence.line}" + (f":{evidence.column}" if evidence.column is not None else "")
     if evidence.rank is not None:
         parts.append(f"rank {evidence.rank}")
     if evidence.step is not None:

@@ -20,15 +20,17 @@ class Answer:
     steps: float | None = None
 
 
-def ask(configs, world_size=1):
-    """One answer a config, all for the same number of ranks."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "DS_ACCELERATOR": "cpu"}
+def ask(configs, world_size=1, python=sys.executable):
+    """One answer a config, all for the same number of ranks, from the DeepSpeed that `python` imports."""
+    environment = os.environ | {"DS_ACCELERATOR": "cpu"}
+    if python == sys.executable:
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, __file__],
+        [python, __file__],
         input=json.dumps({"configs": configs, "world_size": world_size}),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
         env=environment,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]

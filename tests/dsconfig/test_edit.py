@@ -43,10 +43,22 @@ def changed_lines(before, after):
             ['    "cpu_offload": true'],
             ['    "offload_optimizer": {"device": "cpu"}'],
         ),
-        ({"old": None}, ['  "fp16": {"enabled": "true", "x": 1},', '  "old": 5'], ['  "fp16": {"enabled": "true", "x": 1}']),
-        ({"fp16": {"enabled": True}}, ['  "fp16": {"enabled": "true", "x": 1},'], ['  "fp16": {"enabled": true, "x": 1},']),
+        (
+            {"old": None},
+            ['  "fp16": {"enabled": "true", "x": 1},', '  "old": 5'],
+            ['  "fp16": {"enabled": "true", "x": 1}'],
+        ),
+        (
+            {"fp16": {"enabled": True}},
+            ['  "fp16": {"enabled": "true", "x": 1},'],
+            ['  "fp16": {"enabled": true, "x": 1},'],
+        ),
         ({"fp16": {"x": None}}, ['  "fp16": {"enabled": "true", "x": 1},'], ['  "fp16": {"enabled": "true"},']),
-        ({"fp16": {"y": 2}}, ['  "fp16": {"enabled": "true", "x": 1},'], ['  "fp16": {"enabled": "true", "x": 1, "y": 2},']),
+        (
+            {"fp16": {"y": 2}},
+            ['  "fp16": {"enabled": "true", "x": 1},'],
+            ['  "fp16": {"enabled": "true", "x": 1, "y": 2},'],
+        ),
         ({"new": [1]}, ['  "old": 5'], ['  "old": 5,', '  "new": [1]']),
         (
             {ZERO: {"cpu_offload": None}},
@@ -55,7 +67,7 @@ def changed_lines(before, after):
         ),
         ({"train_batch_size": None}, ['  "train_batch_size": 8, # eight'], ["  # eight"]),
     ],
-)  # fmt: skip
+)
 def test_only_the_change_is_seen(change, gone, come):
     assert changed_lines(TEXT, patched(TEXT, change)) == (gone, come)
 
@@ -70,7 +82,11 @@ def test_line_ends_and_a_byte_order_mark_stay():
 @pytest.mark.parametrize(
     ("text", "change", "result"),
     [
-        ("{\n  bf16: {\n    enabled: True,\n  }\n}", {"bf16": {"enabled": True}}, "{\n  bf16: {\n    enabled: true,\n  }\n}"),
+        (
+            "{\n  bf16: {\n    enabled: True,\n  }\n}",
+            {"bf16": {"enabled": True}},
+            "{\n  bf16: {\n    enabled: true,\n  }\n}",
+        ),
         ("a: 1\nb: two words\n", {"c": 3}, 'a: 1\nb: two words\n"c": 3\n'),
         ("{}", {"a": 1}, '{"a": 1}'),
         ('{"a": {}}', {"a": {"b": 1}}, '{"a": {"b": 1}}'),
@@ -79,7 +95,7 @@ def test_line_ends_and_a_byte_order_mark_stay():
         ('{\n "a": 1,\n}', {"b": 2}, '{\n "a": 1,\n "b": 2,\n}'),
         ("{'a b': 1}", {"a b": None, "c": 1}, '{"c": 1}'),
     ],
-)  # fmt: skip
+)
 def test_layouts(text, change, result):
     assert patched(text, change) == result
 

@@ -18,14 +18,14 @@ from tests.dsconfig.real import ask
 
 INSTALLED = metadata.version("deepspeed").split("+")[0]
 ROOT = Path(__file__).parents[2]
-READER = ROOT / "tests" / "tools" / "read_deepspeed_schema.py"
 
 in_table = pytest.mark.skipif(INSTALLED not in releases(), reason="the table does not hold the installed release")
 pytestmark = in_table
 
 
 def test_the_table_is_what_the_installed_release_accepts():
-    done = subprocess.run([sys.executable, str(READER)], capture_output=True, text=True, timeout=180, cwd="/")
+    reader = [sys.executable, "-m", "dsdoctor.dsconfig.introspect"]
+    done = subprocess.run(reader, capture_output=True, text=True, timeout=180, cwd=ROOT)
     line = next(line for line in done.stdout.splitlines() if line.startswith("TABLE "))
     table = json.loads(line.removeprefix("TABLE "))
     schema = schema_for(INSTALLED)

@@ -20,17 +20,21 @@ from typing import Any
 from dsdoctor.dsconfig import patch
 from dsdoctor.dsconfig.release import version_key
 
-READER = Path(__file__).with_name("read_deepspeed_schema.py")
-TARGET = Path(__file__).parents[2] / "dsdoctor" / "dsconfig" / "deepspeed_schema.json"
+ROOT = Path(__file__).parents[2]
+TARGET = ROOT / "dsdoctor" / "dsconfig" / "deepspeed_schema.json"
 
 
 def read_release(tree: str | None) -> tuple[str, dict[str, Any]]:
     """The release and its table, read in a process that imports DeepSpeed from `tree` (None: the installed one)."""
     environment = dict(os.environ)
     if tree is not None:
-        environment["PYTHONPATH"] = tree
+        environment["PYTHONPATH"] = os.pathsep.join((tree, str(ROOT)))
     done = subprocess.run(
-        [sys.executable, str(READER)], env=environment, capture_output=True, text=True, timeout=300, cwd="/"
+        [sys.executable, "-m", "dsdoctor.dsconfig.introspect"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     lines = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in done.stdout.splitlines() if " " in line}
     if done.returncode or "TABLE" not in lines:

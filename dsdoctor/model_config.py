@@ -1,0 +1,61 @@
+"""What a model's Hugging Face `config.json` says of it, as far as a ds_config has to fit to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_DTYPES = ("dtype", "torch_dtype")
+_LARGEST = 2**20
+
+
+class ModelUnreadable(Exception):
+    """The config.json is missing or holds something else; `str()` is one line for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One config.json. `dtype` is the one that the weights are saved in, as written there; `experts` a layer."""
+
+    path: str
+    model_type: str = ""
+    dtype: str | None = None
+    experts: int = 0
+    tied: bool | None = None
+
+
+def load(path: Path) -> ModelConfig:
+    """Read a config.json, or the one in a folder. Raises ModelUnreadable."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise ModelUnreadable(f"not a model's config.json: {file} is too large")
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelUnreadable(f"cannot read the model's config.json: {file}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise ModelUnreadable(f"not a model's config.json: {file} is not JSON") from None
+    if not isinstance(data, dict):
+        raise ModelUnreadable(f"not a model's config.json: {file} holds no object")
+    return _understood(str(file), data)
+
+
+def _understood(path: str, data: Mapping[str, Any]) -> ModelConfig:
+    inner: Mapping[str, Any] = next((data[name] for name in ("text_config", "llm_config") if isinstance(data.get(name), Mapping)), {})
+    both = (data, inner)
+    experts = [part.get(name) for part in both for name in _EXPERTS]
+    dtype = next((str(part[name]) for part in both for name in _DTYPES if part.get(name)), None)
+    tied = next(
+        (part[key] for part in both for key in ("tie_word_embeddings",) if isinstance(part.get(key), bool)), None
+    )
+    return ModelConfig(
+        path=path,
+        model_type=str(data.get("model_type", "")),
+        dtype=dtype.removeprefix("torch.") if dtype else None,
+        experts=max((count for count in experts if isinstance(count, int)), default=0),
+        tied=tied,
+    )
