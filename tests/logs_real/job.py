@@ -372,7 +372,7 @@ HOW = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("how")
-    if "strict" not in sys.argv[1]:
+    if not any(word.startswith("strict") for word in sys.argv):
         parser.add_argument("--local_rank", type=int)
     how = parser.parse_args().how
     if how != "no-fp16":
