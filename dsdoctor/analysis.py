@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,18 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.dsconfig import load_config
+from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.finding import Evidence, Finding
 from dsdoctor.logs.facts import LogFacts
+from dsdoctor.logs.follow import Follower
 from dsdoctor.logs.read import read_logs
 
 DOUBTFUL = 0.5
 """Confidence in what rests on a line that may not mean what it seems to."""
+BETWEEN_LOOKS = 0.3
+"""Seconds between two looks at logs that are followed."""
+PATIENCE = 5.0
+"""Seconds after which a log is diagnosed though it does not come to rest."""
 GOES_ON = 5
 """Lines after an exception of no known rank from which on its process hardly died of it."""
 
@@ -55,8 +62,36 @@ def analyze_log(
     """
     chosen = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     given = load_config(Path(config)) if config is not None else None
-    logs = read_logs(chosen, config=given.data if given is not None else None)
-    case = Case(config=given, logs=logs)
+    return analyze_facts(read_logs(chosen, config=given.data if given is not None else None), given)
+
+
+def follow_log(
+    paths: Sequence[str | os.PathLike[str]], *, config: str | os.PathLike[str] | None = None
+) -> Iterator[tuple[LogAnalysis, bool | None]]:
+    """The diagnosis of logs that are still being written, again whenever they have grown and come to rest.
+
+    With each comes None; with the last one whether the user stopped it (Ctrl-C), rather than that all inputs ended.
+    Raises as `analyze_log` does.
+    """
+    given = load_config(Path(config)) if config is not None else None
+    follower = Follower(paths, config=given.data if given is not None else None)
+    stopped, fresh, seen = False, True, time.monotonic()
+    try:
+        while not follower.ended:
+            grown = follower.poll()
+            fresh = fresh or grown
+            if fresh and (not grown or time.monotonic() - seen > PATIENCE):
+                fresh, seen = False, time.monotonic()
+                yield analyze_facts(follower.facts(), given), None
+            time.sleep(BETWEEN_LOOKS)
+    except KeyboardInterrupt:
+        stopped = True
+    yield analyze_facts(follower.facts(), given), stopped
+
+
+def analyze_facts(logs: LogFacts, config: ConfigFacts | None = None) -> LogAnalysis:
+    """Diagnose what logs say."""
+    case = Case(config=config, logs=logs)
     diagnosed = diagnose(case)
     findings = tuple(_tempered(finding, logs) for finding in diagnosed.findings)
     return LogAnalysis(logs=logs, case=case, findings=findings, broken=diagnosed.broken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
@@ -11,6 +12,7 @@ from dsdoctor.cli.options import add_output_options
 
 if TYPE_CHECKING:
     from dsdoctor.analysis import LogAnalysis
+    from dsdoctor.finding import Finding
     from dsdoctor.logs.facts import LogFacts
     from dsdoctor.report.terminal import Terminal
 
@@ -24,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="a log, a folder of logs, .gz or .zst; - for stdin")
     parser.add_argument("--config", metavar="DS_CONFIG", help="the job's ds_config, where the log does not hold it")
     parser.add_argument("--html", metavar="REPORT", help="also write findings and curves to one file for a browser")
+    parser.add_argument("--follow", action="store_true", help="go on reading what is added; Ctrl-C ends it")
     add_output_options(parser)
     parser.set_defaults(run=run)
 
@@ -33,27 +36,55 @@ def run(arguments: argparse.Namespace) -> int:
     from dsdoctor.logs.read import Unreadable
 
     try:
+        if arguments.follow:
+            return _follow(arguments)
         analysis = analyze_log(arguments.files, config=arguments.config)
     except Unreadable as error:
         raise CannotWork(str(error)) from None
+    _print(arguments, analysis, analysis.findings, analysis.exit_code)
+    return analysis.exit_code
+
+
+def _follow(arguments: argparse.Namespace) -> int:
+    """Print each finding once, when it becomes true; sum up when the user stops, or when the pipes end."""
+    from dsdoctor.analysis import DOUBTFUL, follow_log
+    from dsdoctor.report.terminal import Terminal
+
+    shown: set[str] = set()
+    for analysis, stopped in follow_log(arguments.files, config=arguments.config):
+        new = tuple(finding for finding in analysis.findings if finding.id not in shown)
+        if stopped is not None:
+            code = 3 if stopped else analysis.exit_code
+            _print(arguments, analysis, analysis.findings if arguments.json else new, code)
+            return code
+        new = tuple(finding for finding in new if finding.confidence > DOUBTFUL)
+        shown.update(finding.id for finding in new)
+        if new and not arguments.json:
+            Terminal(sys.stdout).findings(new)
+            sys.stdout.flush()
+    return 0
+
+
+def _print(arguments: argparse.Namespace, analysis: LogAnalysis, findings: Sequence[Finding], code: int) -> None:
+    """The page where one is wanted, and the document or these findings with what was understood."""
     if arguments.html:
         _write_page(arguments.html, analysis)
     if arguments.json:
         from dsdoctor.report.document import dumps
 
-        print(dumps(analysis.to_dict()))
-        return analysis.exit_code
+        print(dumps({**analysis.to_dict(), "exit_code": code}))
+        return
     from dsdoctor.report.terminal import Terminal
 
     terminal = Terminal(sys.stdout)
-    terminal.findings(analysis.findings)
+    if findings or not analysis.findings:
+        terminal.findings(findings)
     _plot(terminal, analysis.logs)
     terminal.line(f"\n{_understood(analysis.logs)}", style="dim")
     for text in analysis.logs.unreadable:
         terminal.line(f"not read: {text}", style="yellow")
     for broken in analysis.broken:
         terminal.line(f"a rule of dsdoctor itself failed, please report it: {broken}", style="red")
-    return analysis.exit_code
 
 
 def _write_page(path: str, analysis: LogAnalysis) -> None:

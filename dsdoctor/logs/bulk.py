@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -63,17 +64,18 @@ def choose(
     choice = Choice()
     bars: list[int] = []
     titled = False
-    led: set[int] = set()
     steps: dict[Step, list[int]] = {}
-    for meaning in set(meanings) - {None}:
-        places = [index for index, other in enumerate(meanings) if other is meaning]
+    sorts: dict[Meaning, list[int]] = defaultdict(list)
+    for index, meaning in enumerate(meanings):
+        sorts[meaning].append(index)
+    sorts.pop(None, None)
+    for meaning, places in sorts.items():
         bar = meaning.bar if type(meaning) is Step else meaning
         if type(bar) is Bar:
-            bars = sorted(bars + places)
+            bars = sorted(bars + places) if bars else places
             titled = titled or bar.titled
         if type(meaning) is Step:
             steps[meaning] = places
-            led.update(places if meaning.led else ())
         elif type(meaning) is Maybe:
             choice.whole.update(at for at in places if any(literal in texts[at] for literal in meaning.literals))
         elif type(meaning) is Meant:
@@ -84,7 +86,7 @@ def choose(
     if whole_head:
         choice.whole.update(bars[:HEAD], *(told.places[:HEAD] for told in choice.told))
     if bars:
-        choice.glanced |= _before(bars, (choice.whole | choice.glanced) - led)
+        choice.glanced |= _before(bars, choice.whole | choice.glanced, meanings)
         choice.whole |= _turns(bars, texts, choice.whole | choice.glanced, titled=titled)
     if titled:
         choice.whole |= choice.glanced
@@ -92,9 +94,11 @@ def choose(
     return choice
 
 
-def _before(bars: list[int], chosen: set[int]) -> set[int]:
-    """The bar before each of these lines: it says their step."""
-    return {bars[at - 1] for index in chosen if (at := bisect_left(bars, index))}
+def _before(bars: list[int], chosen: set[int], meanings: Sequence[Meaning]) -> set[int]:
+    """The bar before each of these lines, unless there is one in it: it says their step."""
+    led = (type(meaning) is Step and meaning.led for meaning in map(meanings.__getitem__, chosen))
+    places = (bisect_left(bars, index) for index, itself in zip(chosen, led, strict=True) if not itself)
+    return {bars[place - 1] for place in places if place}
 
 
 def _tell(
@@ -120,14 +124,19 @@ def _tell(
 def _kept(told: list[Told], series: dict[str, SeriesBuilder]) -> set[int]:
     """The lines of the values that a series keeps."""
     kept = {index for part in told if not part.values for index in part.places}
+    orders: dict[tuple[int, ...], list[int]] = {}
     for name in {name for part in told for name in part.values}:
         builder = series[name]
-        parts = [(part.places, part.values[name]) for part in told if name in part.values]
-        order = sorted(chain.from_iterable(part.places for part in told if name in part.step.names))
+        parts = tuple(at for at, part in enumerate(told) if name in part.step.names)
+        if parts not in orders:
+            orders[parts] = sorted(chain.from_iterable(told[at].places for at in parts))
+        order = orders[parts]
         kept.update(order[at] for at in builder.wanted(len(order)))
-        for places, column in parts:
-            kept.update(places[at] for at in column.non_finite()[: builder.room_for_non_finite])
-            kept.update(places[at] for at in column.beyond(builder.widened_by))
+        for part in told:
+            if name in part.values:
+                column = part.values[name]
+                kept.update(part.places[at] for at in column.non_finite()[: builder.room_for_non_finite])
+                kept.update(part.places[at] for at in column.beyond(builder.widened_by))
     return kept
 
 

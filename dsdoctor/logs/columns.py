@@ -30,11 +30,11 @@ class Lines:
 
     def column(self, field: Field) -> Column:
         """The numbers of one field."""
-        return Column(self._joined, self._bytes, *self._ends(field), exponent=field.exponent)
+        return Column(self._joined, *self._ends(field), exponent=field.exponent)
 
     def distinct(self, field: Field) -> set[bytes]:
         """What stands in a field, each text once, cut to eight bytes."""
-        heads = np.unique(_heads(self._bytes, *self._ends(field)))
+        heads = np.unique(_heads(self._joined, *self._ends(field)))
         return {int(head).to_bytes(_WIDTH, "big").rstrip(b"\0") for head in heads.tolist()}
 
     def _ends(self, field: Field) -> tuple[Array, Array]:
@@ -50,7 +50,7 @@ class Lines:
 class Column:
     """The numbers of one field. Only those that matter are made numbers."""
 
-    def __init__(self, joined: bytes, data: Array, starts: Array, ends: Array, *, exponent: bool) -> None:
+    def __init__(self, joined: bytes, starts: Array, ends: Array, *, exponent: bool) -> None:
         self._joined = joined
         self._starts = starts
         self._ends = ends
@@ -59,9 +59,9 @@ class Column:
         plain = np.ones(len(ends), bool)
         if exponent:
             ends = ends - _TAIL
-            tails = data[ends[:, None] + np.arange(_TAIL)]
-            plain &= (tails == tails[0]).all(axis=1) & (tails[0, 0] == _E)
-        heads = _heads(data, starts, ends)
+            tails = _integers(joined, ends, _TAIL)
+            plain &= (tails == tails[0]) & (tails[0] >> 24 == _E)
+        heads = _heads(joined, starts, ends)
         first = heads >> 56
         plain &= (first >= _ZERO) & (first <= _NINE) & (heads >> 48 & 0xFF == _POINT)
         self._plain = np.flatnonzero(plain)
@@ -86,9 +86,15 @@ class Column:
         return [at for at, value in self._odd if not math.isfinite(value)]
 
 
-def _heads(data: Array, starts: Array, ends: Array) -> Array:
+def _heads(joined: bytes, starts: Array, ends: Array) -> Array:
     """The first eight bytes of each text as one integer, zeros behind its end."""
-    places = starts[:, None] + np.arange(_WIDTH)
-    heads = data[places]
-    heads[places >= ends[:, None]] = 0
-    return heads.view(">u8").ravel().astype(np.uint64)
+    empty = np.maximum(starts - ends + _WIDTH, 0).astype(np.uint64) * 8
+    heads: Array = _integers(joined, starts, _WIDTH) >> empty << empty
+    return heads
+
+
+def _integers(joined: bytes, starts: Array, width: int) -> Array:
+    """The `width` bytes from each of these places on, each as one integer."""
+    everywhere: Array = np.ndarray(len(joined) - width + 1, f">u{width}", joined, strides=(1,))
+    found: Array = everywhere[starts].astype(np.uint64)
+    return found

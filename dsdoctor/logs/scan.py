@@ -94,30 +94,36 @@ class Scanner:
         self._bar: tuple[int, int] = (0, 0)
         self._summary_rank: int | None = None
         self._dicts = 0
-        self._kinds = Kinds(_PAIR, _SERIES, lambda title: _TRAINING_BAR.search(title) is not None)
+        self.kinds = Kinds(_PAIR, _SERIES, lambda title: _TRAINING_BAR.search(title) is not None)
 
     def scan(self, blocks: Iterable[bytes]) -> None:
         """Read all blocks, then close what is still open. Exceptions of `blocks` pass through, after the closing."""
-        self._story.source = self._source.name
         try:
             for block in blocks:
-                self._scan(block)
-                self._unfinished = not block.endswith(b"\n")
+                self.feed(block)
         finally:
-            for reader in self._readers.values():
-                reader.interrupt()
-                self._take(reader, keep=0)
-            self._story.lines += self._line - 1 + self._unfinished
-            if self._unfinished:
-                self._story.unfinished.append((self._source.name, self._line))
+            self.close()
 
-    def _scan(self, block: bytes) -> None:
+    def feed(self, block: bytes) -> None:
+        """Read the next block of the source."""
+        self._story.source = self._source.name
         place = _Place(block)
         while place.index < len(place.texts):
             if self._attention > 0:
                 self._read(place)
             else:
                 self._regular(place)
+        self._unfinished = not block.endswith(b"\n")
+
+    def close(self) -> None:
+        """The source has ended: whatever is open is complete."""
+        self._story.source = self._source.name
+        for reader in self._readers.values():
+            reader.interrupt()
+            self._take(reader, keep=0)
+        self._story.lines += self._line - 1 + self._unfinished
+        if self._unfinished:
+            self._story.unfinished.append((self._source.name, self._line))
 
     def _read(self, place: _Place, rows: Sequence[LinePattern] | None = None) -> None:
         """Read one line, and go on behind it."""
@@ -131,7 +137,7 @@ class Scanner:
     def _regular(self, place: _Place) -> None:
         """Read what means something, up to the end of the block or a segment from which on all are to be read."""
         start, texts = place.index, place.texts
-        meanings = self._kinds.meanings(place.keys[start : len(texts)], texts[start:])
+        meanings = self.kinds.meanings(place.keys[start : len(texts)], texts[start:])
         choice = choose(meanings, texts[start:], self._story.series, whole_head=bool(self._readers))
         self._story.ranks.update(choice.ranks)
         done = 0

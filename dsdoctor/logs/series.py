@@ -15,7 +15,7 @@ _NON_FINITE_KEPT = 50
 MAX_TEXT = 300
 
 
-@dataclass
+@dataclass(slots=True)
 class _Raw:
     step: float | None
     value: float

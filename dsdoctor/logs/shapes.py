@@ -59,7 +59,7 @@ class Maybe(Meant):
     literals: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bar(Meant):
     """The line holds progress bars of training and nothing else; those with a title start anew each epoch."""
 
@@ -127,7 +127,9 @@ class Kinds:
             match = meaning.pattern.search(raw)
             located = [locate(raw, *match.span(group + 1)) for group in range(match.re.groups)] if match else [None]
             fields = [field for field in located if field is not None]
-            meaning = replace(meaning, fields=tuple(fields)) if len(fields) == len(located) else Meant(meaning.rows)
+            bar = None if meaning.bar is None else self._one(meaning.bar)
+            whole = replace(meaning, fields=tuple(fields), bar=bar)
+            meaning = whole if len(fields) == len(located) else Meant(meaning.rows)
         return None if meaning is None else self._one(meaning)
 
     def _one(self, meaning: _M) -> _M:
@@ -199,6 +201,9 @@ def _pattern(text: str, roles: dict[int, tuple[int, str]], rank_at: int | None) 
         position = end
     return b"".join(pieces), tuple(names)
 
+
+LITERALS = tuple(text.encode() for text in dict.fromkeys((*grammar.BY_LITERAL, *_STRUCTURE)))
+"""What is searched for: a line with none of them means nothing."""
 
 _SURE: dict[bytes, tuple[LinePattern, ...]] = {}
 _WITH_DIGITS: dict[bytes, list[tuple[bytes, tuple[LinePattern, ...]]]] = {}

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-BLOCK = 1 << 18
+BLOCK = 1 << 21
 """Bytes read at once; also the longest piece of a line."""
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"
 
 _NOT_LOGS = {
@@ -73,6 +74,10 @@ def blocks(source: Source) -> Iterator[bytes]:
         raise Unreadable(f"{source.name}: the compressed file is damaged or cut off ({error})") from None
     except OSError as error:
         raise Unreadable(f"{source.name}: {error.strerror or error}") from None
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":  # of whichever module reads .zst here
+            raise
+        raise Unreadable(f"{source.name}: the compressed file is damaged or cut off ({error})") from None
 
 
 def _of_folder(folder: Path) -> list[Source]:
@@ -106,14 +111,33 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
+def is_compressed(source: Source) -> bool:
+    """True if the file begins like one of gzip or zstd. Raises Unreadable."""
+    if source.path is None or not source.path.is_file():
+        return False
+    try:
+        with source.path.open("rb") as stream:
+            return stream.read(4).startswith((GZIP, ZSTD))
+    except OSError as error:
+        raise Unreadable(f"{source.name}: {error.strerror or error}") from None
+
+
+def open_plain(source: Source) -> IO[bytes]:
+    """The bytes of a source as they are, without a buffer. Raises Unreadable."""
+    try:
+        return open(0, "rb", buffering=0, closefd=False) if source.path is None else source.path.open("rb", buffering=0)
+    except OSError as error:
+        raise Unreadable(f"{source.name}: {error.strerror or error}") from None
+
+
 def _open(source: Source) -> IO[bytes]:
     if source.path is None:
         return io.BufferedReader(sys.stdin.buffer.raw) if hasattr(sys.stdin.buffer, "raw") else sys.stdin.buffer
     raw = source.path.open("rb")
     head = raw.peek(4)[:4] if isinstance(raw, io.BufferedReader) else b""
-    if head[:2] == b"\x1f\x8b":
+    if head[:2] == GZIP:
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-    if head == b"\x28\xb5\x2f\xfd":
+    if head == ZSTD:
         return _open_zstd(source, raw)
     return raw
 
@@ -129,24 +153,51 @@ def _open_zstd(source: Source, raw: IO[bytes]) -> IO[bytes]:
     try:
         import zstandard  # type: ignore[import-not-found, unused-ignore]
 
-        return zstandard.ZstdDecompressor().stream_reader(raw)  # type: ignore[no-any-return, unused-ignore]
+        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)  # type: ignore[no-any-return, unused-ignore]
     except ImportError:
-        raise Unreadable(f"{source.name}: .zst needs the package zstandard (pip install zstandard)") from None
+        hint = f"pip install zstandard, or: zstd -dc {source.path} | dsdoctor log -"
+        raise Unreadable(f"{source.name}: .zst cannot be read without the package zstandard; {hint}") from None
 
 
 def _decoded(stream: IO[bytes]) -> Iterator[bytes]:
-    """Blocks as they come, UTF-16 turned into UTF-8."""
-    head = stream.read(BLOCK)
-    encoding = _utf16(head)
-    if encoding is None:
-        yield head.removeprefix(codecs.BOM_UTF8)
-        while block := stream.read(BLOCK):
-            yield block
-        return
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    while head:
-        yield decoder.decode(head).encode("utf-8", "replace")
-        head = stream.read(BLOCK)
+    """Blocks as they come, UTF-16 turned into UTF-8. What comes before a failure is handed on first."""
+    text = Utf8()
+    parts: list[bytes] = []
+    size = 0
+    failure: Exception | None = None
+    while failure is None:
+        try:
+            part = stream.read1(BLOCK)  # type: ignore[attr-defined]
+        except Exception as error:
+            failure, part = error, b""
+        parts.append(part)
+        size += len(part)
+        if size >= BLOCK or (size and not part):
+            yield text.feed(b"".join(parts))
+            parts, size = [], 0
+        if not part:
+            break
+    if failure is not None:
+        raise failure
+
+
+class Utf8:
+    """Turns what a file holds into UTF-8, block by block."""
+
+    def __init__(self) -> None:
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._started = False
+
+    def feed(self, block: bytes) -> bytes:
+        """The text of the next block."""
+        if not self._started:
+            self._started = True
+            encoding = _utf16(block)
+            if encoding is not None:
+                self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+            else:
+                block = block.removeprefix(codecs.BOM_UTF8)
+        return block if self._decoder is None else self._decoder.decode(block).encode("utf-8", "replace")
 
 
 def _utf16(head: bytes) -> str | None:
@@ -160,16 +211,27 @@ def _utf16(head: bytes) -> str | None:
 
 def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Regroup blocks so that each ends at a line end, or holds a piece of one very long line."""
-    rest = b""
+    lines = WholeLines()
     for piece in pieces:
+        if block := lines.feed(piece):
+            yield block
+    if lines.rest:
+        yield lines.rest
+
+
+class WholeLines:
+    """Keeps back what follows the last line end, as `rest`, until its line is complete or too long to be kept."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The lines that are complete with this piece."""
         end = piece.rfind(b"\n") + 1
-        if end:
-            yield rest + piece[:end]
-            rest = piece[end:]
-        else:
-            rest += piece
-            if len(rest) >= BLOCK:
-                yield rest
-                rest = b""
-    if rest:
-        yield rest
+        if not end and len(self.rest) + len(piece) >= BLOCK:
+            end = piece.rfind(b"\r") + 1 or len(piece)
+        if not end:
+            self.rest += piece
+            return b""
+        lines, self.rest = self.rest + piece[:end], piece[end:]
+        return lines
