@@ -111,7 +111,9 @@ def _doubt(evidence: Evidence, logs: LogFacts) -> str:
         return "The log ends in the middle of this line."
     if len(logs.sources) != 1 or logs.exits:
         return ""
-    raised = (f for f in logs.failures if f.rank is None and (f.source, f.line) == (evidence.source, evidence.line))
+    raised = [f for f in logs.failures if f.rank is None and (f.source, f.line) == (evidence.source, evidence.line)]
+    if any(failure.step is not None and logs.steps_seen > failure.step for failure in raised):
+        return "Training goes on after it, and the log ends without saying that a process has failed."
     if any(logs.lines - max(failure.message_lines, default=logs.lines) >= GOES_ON for failure in raised):
         return "The log goes on after it, and ends without saying that a process has failed."
     return ""

@@ -227,7 +227,8 @@ class JitLock(Diagnosis):
             cause=f"the log ends while extensions in {folder} are to be loaded, as with a stale lock file",
             evidence=(last.evidence(),),
             confidence=0.5,
-            caveat="A first build takes minutes; a process that builds uses the CPU, one that waits does not.",
+            caveat="The log ends there, and a first build takes minutes: a process that builds uses the CPU, one that "
+            "waits does not.",
             fixes=(Fix(text=f"end the processes and delete the file lock in the extension's folder under {folder}"),),
         )
 
