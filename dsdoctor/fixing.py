@@ -49,6 +49,7 @@ def fix(case: Case, text: str, *, unsafe: bool = False) -> Fixed:
             text = changed
             seen.add(text)
             applied.append((finding, chosen))
+            refused.clear()  # what could not be written before may be possible now
             break
         else:
             break

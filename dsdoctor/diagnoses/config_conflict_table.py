@@ -276,6 +276,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         fix="drop ratio, or use stage 3",
         patch={_ZERO: {"offload_optimizer": {"ratio": None}}},
         message="Partial offloading only supported for ZeRO Stage 3",
+        since="0.15.4",
     ),
     Conflict(
         keys=("gradient_allreduce_op",),

@@ -60,7 +60,7 @@ def entries(data: Mapping[str, Any], schema: Schema, section: str = "", prefix: 
         inner = key.path if key is not None else path
         if key is not None and key.successor and key.successor in schema.sections and key.successor not in data:
             inner = key.successor  # `bfloat16` is read where there is no `bf16`
-        if isinstance(value, Mapping) and inner in schema.sections:
+        if isinstance(value, Mapping) and inner and inner in schema.sections:
             yield from entries(value, schema, inner, path)
 
 

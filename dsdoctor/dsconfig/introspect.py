@@ -106,6 +106,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gradient_clipping": {"kind": "float"},
     "gradient_predivide_factor": {"kind": "float"},
     "communication_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
+    "seq_parallel_comm_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
     "seq_parallel_communication_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
     "gradient_allreduce_op": {"kind": "str", "choices": ["mean", "sum"]},
     "log_level": {"kind": "str"},
@@ -210,6 +211,9 @@ def kind_of_annotation(annotation: Any) -> dict[str, Any]:
         return {"kind": "int" if isinstance(values[0], int) else "str", "choices": values}
     if annotation in (bool, int, float, str):
         return {"kind": annotation.__name__}
+    for kind in (int, float):  # pydantic 1 makes classes of its own for bounded numbers
+        if inspect.isclass(annotation) and issubclass(annotation, kind):
+            return {"kind": kind.__name__}
     if annotation is Path:
         return {"kind": "str"}
     return {"kind": "any"}

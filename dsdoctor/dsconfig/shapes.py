@@ -24,8 +24,8 @@ PROBES: Mapping[str, tuple[Any, ...]] = {
     "one-float": (1.0,),
     "whole-float": (2.0, 3.0, 1e8),
     "huge-float": (1e20,),
-    "fraction": (0.5, 0.25, 1.5),
-    "negative-float": (-1.0, -2.0, -0.5),
+    "fraction": (0.5, 0.25, 1.5, -0.5),
+    "negative-float": (-1.0, -2.0),
     "not-finite": (float("nan"), float("inf")),
     "empty-text": ("",),
     "digits": ("1", "2", "3", "8", "0.5"),
@@ -54,7 +54,7 @@ def shape_of(value: Any) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "not-finite"
-    if value > 0 and value != int(value):
+    if value != int(value):
         return "fraction"
     shape = "negative" if value < 0 else "zero" if value == 0 else "one" if value == 1 else "whole"
     if not isinstance(value, float):

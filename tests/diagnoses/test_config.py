@@ -1,6 +1,7 @@
 """The diagnoses of the ds_config: hand-made cases for each, and what a finding carries."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from dsdoctor.dsconfig.load import parse_text
 from dsdoctor.dsconfig.schema import schema_for
 from dsdoctor.logs.facts import LogFacts
 from dsdoctor.runs.facts import Failure, Frame
+from dsdoctor.scripts.read import parse
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.json"))
 ZERO = "zero_optimization"
@@ -114,6 +116,8 @@ POSITIVE = {
             framework="transformers",
             args=("--gradient_accumulation_steps", "3"),
         ),
+        judged({"train_batch_size": 8, "sequence_parallel_size": 3}, ranks=4),
+        judged({"train_batch_size": 0.5}),
         crashed("AssertionError", PRODUCT),
         crashed("AssertionError", "Micro batch size per gpu: 0 has to be greater than 0"),
         Case(config=load_config({"gradient_accumulation_steps": 2}, release="0.19.8", framework="deepspeed")),
@@ -215,6 +219,20 @@ POSITIVE = {
         judged({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}, ZERO: {"stage": 2}}),
         judged({ZERO: {"stage": 2, "compute_grad_norm": False}}),
         judged({"train_micro_batch_size_per_gpu": "auto"}, framework="accelerate"),
+        judged({"elasticity": {"enabled": True}}, release="0.18.2"),
+        judged(
+            {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}, ZERO: {"stage": 1}}, release="0.17.5"
+        ),
+        judged(
+            {
+                ZERO: {
+                    "stage": 3,
+                    "stage3_gather_fp16_weights_on_model_save": True,
+                    "gather_16bit_weights_on_model_save": True,
+                }
+            }
+        ),
+        replace(judged({ZERO: {"stage": 2}}), script=parse("net = PipelineModule(layers)")),
         crashed("AssertionError", "bfloat16 and fp16 modes cannot be simultaneously enabled"),
         crashed(
             "deepspeed.runtime.zero.utils.ZeRORuntimeException",
@@ -307,6 +325,9 @@ NEGATIVE = {
             judged({"bf16": {"enabled": True}, "communication_data_type": "fp32"}),
             judged({"bf16": {"enabled": True}, "communication_data_type": "bf16"}),
             judged({"prescale_gradients": True, ZERO: {"stage": 1}}),
+            judged({"elasticity": {"enabled": False}}, release="0.18.2"),
+            replace(judged({ZERO: {"stage": 1}}), script=parse("net = PipelineModule(layers)")),
+            replace(judged({ZERO: {"stage": 2}}), script=parse("net = Model(layers)")),
             judged({"data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": True}, ZERO: {"stage": 2}}),
             judged({ZERO: {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": 0}),
             judged({"data_types": {"param_dtype": "bf16"}}, release="0.19.0"),

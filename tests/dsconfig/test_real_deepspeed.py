@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import subprocess
 import sys
 from importlib import metadata
@@ -13,7 +14,10 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import config as rules
 from dsdoctor.dsconfig import load_config
 from dsdoctor.dsconfig.batch import complete
+from dsdoctor.dsconfig.load import with_text
 from dsdoctor.dsconfig.schema import releases, schema_for
+from dsdoctor.fixing import fix
+from tests.dsconfig import mutations
 from tests.dsconfig.real import ask
 
 INSTALLED = metadata.version("deepspeed").split("+")[0]
@@ -148,3 +152,18 @@ def test_fixes_of_refused_configs_make_them_acceptable():
     assert len(fixed) > 10
     for (finding, config), answer in zip(fixed, ask([config for _, config in fixed]), strict=True):
         assert answer.error is None, (finding, config)
+
+
+def test_what_safe_fixes_leave_without_an_error_loads():
+    """Configs that DeepSpeed refuses, of every kind, after the fixes that are applied unasked."""
+    tried = [config for config in random.Random(3).sample(mutations.configs(INSTALLED), 250) if findings(config)]
+    fixed = []
+    for config in tried:
+        text = json.dumps(config)
+        facts = with_text(load_config({}, release=INSTALLED, world_size=1, framework="deepspeed"), text)
+        done = fix(Case(config=facts), text)
+        if done.applied and not [f for f in findings(json.loads(done.text)) if f.severity == "error"]:
+            fixed.append(json.loads(done.text))
+    assert len(fixed) > 5
+    for config, answer in zip(fixed, ask(fixed), strict=True):
+        assert answer.error is None, config

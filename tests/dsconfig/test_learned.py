@@ -1,0 +1,62 @@
+"""Releases that the shipped table lacks: read from an install once, then kept."""
+
+import json
+import sys
+
+import pytest
+
+from dsdoctor.dsconfig import learned, schema
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    schema._learned.cache_clear()
+    schema._schema.cache_clear()
+    yield tmp_path / "dsdoctor"
+    monkeypatch.undo()
+    schema._learned.cache_clear()
+    schema._schema.cache_clear()
+
+
+def stand_in(monkeypatch, code):
+    monkeypatch.setattr(learned, "_PROCESS", (sys.executable, "-c", code))
+
+
+def future_table():
+    table = json.loads(json.dumps(schema._table("0.19.8")))
+    table["sections"][""]["keys"]["brand_new"] = {"kind": "bool"}
+    return table
+
+
+def test_an_unknown_release_is_judged_by_itself(monkeypatch, cache):
+    (cache.parent / "table.json").write_text(json.dumps(future_table()))
+    code = f"print('RELEASE 0.20.0'); print('TABLE ' + open({str(cache.parent / 'table.json')!r}).read())"
+    stand_in(monkeypatch, code)
+    assert schema.table_release("0.20.0") != "0.20.0"
+    assert schema.learn() is None
+    assert schema.table_release("0.20.0") == "0.20.0"
+    assert schema.schema_for("0.20.0").key("brand_new").kind == "bool"
+    assert schema.releases()[-1] == "0.20.0"
+    assert schema.schema_for("0.19.8").key("brand_new") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ImportError('no deepspeed here')", "no deepspeed here"),
+        ("print('RELEASE 1.0'); print('TABLE {')", "Expecting"),
+        ("import time; time.sleep(60)", "took more than"),
+    ],
+)
+def test_what_fails_says_why_and_changes_nothing(monkeypatch, cache, code, words):
+    stand_in(monkeypatch, code)
+    assert words in learned.learn(timeout=10 if "sleep" not in code else 0.5)
+    assert learned.tables() == {}
+
+
+def test_a_spoilt_file_is_passed_over(cache):
+    cache.mkdir()
+    (cache / "deepspeed-schema-1-0.21.0.json").write_text('{"release": "0.21.0"}')
+    (cache / "deepspeed-schema-1-0.22.0.json").write_text("nonsense")
+    assert learned.tables() == {}
