@@ -22,11 +22,14 @@ from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
 from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
-from dsdoctor.logs.unwrap import Unwrapped, unwrap
+from dsdoctor.logs.unwrap import Unwrapped, apart, unwrap
+from dsdoctor.logs.wrapped import joined, width
 from dsdoctor.runs.facts import Failure
 
 ATTENTION = 200
 """Lines looked at one by one after a line of a traceback or a config."""
+_PASTED = 1 << 20
+"""Bytes of a log that may have been pasted from a terminal."""
 MAX_SEGMENT = 20_000
 """Characters of a segment that are looked at; what is longer is dumped data."""
 
@@ -87,6 +90,7 @@ class Scanner:
         self._story = story
         self._line = 1
         self._unfinished = False
+        self._width: int | None = None
         self._attention = 0
         self._time: float | None = None
         self._readers: dict[int | None, TracebackReader] = {}
@@ -107,13 +111,25 @@ class Scanner:
     def feed(self, block: bytes) -> None:
         """Read the next block of the source."""
         self._story.source = self._source.name
+        self._unfinished = not block.endswith(b"\n")
+        if self._width is None:
+            self._width = (len(block) <= _PASTED and width(_lines(block), _tells)) or 0
+        if self._width:
+            self._feed_broken(block, self._width)
+            return
         place = _Place(block)
         while place.index < len(place.texts):
             if self._attention > 0:
                 self._read(place)
             else:
                 self._regular(place)
-        self._unfinished = not block.endswith(b"\n")
+
+    def _feed_broken(self, block: bytes, width: int) -> None:
+        """Read all lines of a log that was pasted from a terminal, put together as they were before it broke them."""
+        for text, count in joined(_lines(block), width):
+            self._segments(text, None)
+            self._line += count
+        self._line -= self._unfinished
 
     def close(self) -> None:
         """The source has ended: whatever is open is complete."""
@@ -127,12 +143,15 @@ class Scanner:
 
     def _read(self, place: _Place, rows: Sequence[LinePattern] | None = None) -> None:
         """Read one line, and go on behind it."""
-        text = place.texts[place.index].rstrip(b"\r").decode("utf-8", "replace")
-        for segment in text.split("\r") if "\r" in text else (text,):
-            self._segment(segment[:MAX_SEGMENT], rows)
+        self._segments(place.texts[place.index].rstrip(b"\r").decode("utf-8", "replace"), rows)
         lines = place.lines_to(place.index + 1)
         self._line += lines
         self._attention -= lines
+
+    def _segments(self, text: str, rows: Sequence[LinePattern] | None) -> None:
+        for segment in text.split("\r") if "\r" in text else (text,):
+            for part in apart(segment[:MAX_SEGMENT]):
+                self._segment(part, rows)
 
     def _regular(self, place: _Place) -> None:
         """Read what means something, up to the end of the block or a segment from which on all are to be read."""
@@ -348,6 +367,15 @@ class Scanner:
         rank = match.groupdict().get("rank")
         named = int(rank) if rank is not None else (self._summary_rank if kind == "exit-code" else None)
         self._story.exit(code, named, place, by_launcher=code == -15)
+
+
+def _tells(text: str) -> bool:
+    """True for a line about an overflow or the values of a step."""
+    return any(row.pattern.search(text) for row in grammar.OVERFLOWS) or _PAIR.search(text) is not None
+
+
+def _lines(block: bytes) -> list[str]:
+    return [line.rstrip("\r") for line in block.decode("utf-8", "replace").removesuffix("\n").split("\n")]
 
 
 def _matches(text: str, rows: Iterable[LinePattern]) -> list[tuple[LinePattern, re.Match[str]]]:

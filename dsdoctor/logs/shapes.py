@@ -27,6 +27,7 @@ _ERASED = b"0123456789" + bytes(range(0x88, 0x90)) + b"\xe2\x96"
 _TO_LINES = bytes.maketrans(b"\r", b"\n")
 _STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "Error: ", "train_batch_size")
 _SAMPLE = 8192
+_DUMP = 65_536
 _SEGMENTS_OF_A_LINE = 8
 _VALUE = rb"(" + grammar.NUMBER.encode() + rb")"
 _TOKEN = re.compile(r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+")
@@ -42,7 +43,10 @@ def split(block: bytes, *, by_lines: bool) -> tuple[list[bytes], list[bytes]]:
     """The lines (or segments) of a block and their keys, in order."""
     table = None if by_lines else _TO_LINES
     texts = block.split(b"\n") if by_lines else block.translate(_TO_LINES).split(b"\n")
-    return texts, block.translate(table, _ERASED).split(b"\n")
+    found = block.translate(table, _ERASED).split(b"\n")
+    if len(block) > _SAMPLE * len(texts):  # there are dumps of data in it, whose beginnings tell enough
+        found = [key if b"\r" in key else key[:_DUMP] for key in found]
+    return texts, found
 
 
 @dataclass(frozen=True, eq=False)

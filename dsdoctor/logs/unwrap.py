@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 _ESCAPES = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[@-Z\\-_]"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
 _RANKED = re.compile(
     r"\[(?:rank|default|Rank |RANK )(?P<rank>\d+)\]:? ?"
@@ -25,6 +26,7 @@ _UNRANKED = re.compile(
     r"|[│┃|] (?=.*[│┃|]\s*$)"  # a box
 )
 _MAX_PREFIXES = 6
+_ANOTHER_RANK = re.compile(r"(?<=[^\s>|])(?<![\]>]:)(?=\[(?:rank|default)\d+\]:)")
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,8 @@ def unwrap(line: str) -> Unwrapped:
     ):
         text = text.rstrip()[:-1].rstrip()
     return Unwrapped(text, rank, line[:position], rank_at)
+
+
+def apart(line: str) -> list[str]:
+    """The texts of several ranks that were written into one line, each with its prefix."""
+    return _ANOTHER_RANK.split(line) if line.count("]:") > 1 else [line]

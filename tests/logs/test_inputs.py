@@ -1,0 +1,185 @@
+"""Inputs as users have them: each gives a clear message or what was readable, never a traceback."""
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dsdoctor.logs.read import read_logs
+
+TRACE = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 7, in main\n    loss = step(x)\n{}\n'
+OVERFLOW = (
+    "[2024-03-20 12:15:47,438] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. "
+    "Attempted loss scale: {}, reducing to {}\n"
+)
+
+
+def log(*arguments, **more):
+    command = [sys.executable, "-m", "dsdoctor", "log", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=120, check=False, **more)
+
+
+def facts(tmp_path, data):
+    path = tmp_path / "a.log"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return read_logs([path])
+
+
+def no_folder(tmp_path):
+    return tmp_path / "none"
+
+
+def empty_folder(tmp_path):
+    return tmp_path
+
+
+def folder_without_logs(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    (tmp_path / "core").write_bytes(b"\x7fELF\0\0\0")
+    return tmp_path
+
+
+def damaged(tmp_path):
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(b"\x1f\x8b\x08\x00garbage")
+    return path
+
+
+def damaged_zst(tmp_path):
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfdgarbage")
+    return path
+
+
+@pytest.mark.parametrize("make", [no_folder, empty_folder, folder_without_logs, damaged, damaged_zst])
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, make, follow):
+    path = make(tmp_path)
+    finished = log(path, *follow)
+    assert finished.returncode == 2
+    assert len(finished.stderr.splitlines()) == 1
+    assert str(path).encode() in finished.stderr
+    assert finished.stdout == b""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("x")
+    path.chmod(0)
+    assert b"Permission denied" in log(path).stderr
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100_000, bytes(range(256)) * 1000, b"\xff\xfe", b"\x1b[2J" * 1000])
+def test_bytes_that_are_no_log_say_nothing(tmp_path, data):
+    path = tmp_path / "a.log"
+    path.write_bytes(data)
+    finished = log(path, "--json")
+    assert finished.returncode == 0
+    assert json.loads(finished.stdout)["findings"] == []
+
+
+def test_a_hundred_megabytes_without_a_line_end_take_no_more_memory(tmp_path):
+    path = tmp_path / "a.log"
+    with path.open("wb") as stream:
+        for _ in range(100):
+            stream.write(b"0.123, " * 149_797)
+        stream.write(b"\nstep 3 loss 1.0\n")
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    finished = log(path, "--json")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert json.loads(finished.stdout)["understood"]["lines"] == 2
+    assert json.loads(finished.stdout)["series"] == {"loss": [[3, 1.0]]}
+    assert after == before or after < 200 * 1024
+
+
+@pytest.mark.parametrize("named", ["-", "/dev/stdin", "pipe"])
+def test_a_pipe_that_ends(tmp_path, named):
+    text = (TRACE.format("KeyError: 'labels'")).encode()
+    if named == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=(text,), daemon=True).start()
+        finished = log(path, "--json")
+    else:
+        finished = log(named, "--json", input=text)
+    assert finished.returncode == 1
+    assert "'labels'" in json.loads(finished.stdout)["findings"][0]["cause"]
+
+
+def test_a_cut_off_gzip_gives_what_it_has(tmp_path):
+    path = tmp_path / "a.log.gz"
+    packed = gzip.compress((TRACE.format("KeyError: 'labels'") + "\n").encode() + os.urandom(100_000))
+    path.write_bytes(packed[: len(packed) // 2])
+    finished = log(path)
+    assert finished.returncode == 1
+    assert b"labels" in finished.stdout
+    assert b"damaged or cut off" in finished.stdout
+
+
+def test_zst(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.log.zst"
+    frame = zstandard.ZstdCompressor().compress(b"step 1 loss 2.0\n")
+    path.write_bytes(frame * 3)
+    assert read_logs([path]).lines == 3
+
+
+def test_escape_sequences_are_never_replayed(tmp_path):
+    path = tmp_path / "a.log"
+    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m\x1b]52;c;aGk=\x07KeyError: '\x1b[31mred\x07\b\x1b[0m'"
+    path.write_text(TRACE.format(hostile.replace("\x1b]0;title\x07", "")) + hostile)
+    for finished in (log(path), log(path, "--json")):
+        assert finished.returncode == 1
+        assert not {0x1B, 0x07, 0x08} & set(finished.stdout)
+        assert "\x9b" not in finished.stdout.decode()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+def test_line_ends_and_encodings(tmp_path, end, encoding):
+    text = "step 1 loss 2.0\n" + OVERFLOW.format(65536, 32768) + TRACE.format("KeyError: 'größe'")
+    got = facts(tmp_path, text.replace("\n", end).encode(encoding))
+    assert got.lines == 6
+    assert [(f.type, f.message, f.line, len(f.frames)) for f in got.failures] == [("KeyError", "'größe'", 6, 1)]
+    assert got.loss_scale.attempts[0].evidence.line == 2
+
+
+@pytest.mark.parametrize("columns", [80, 97, 120])
+def test_a_terminal_that_broke_lines_and_numbers(tmp_path, columns):
+    text = "[2024-03-20 12:15:46,001] [INFO] [config.py:984:print]   zero_config ................ stage=2 bucket=500\n"
+    text += "".join(OVERFLOW.format(2 ** (32 - at), 2 ** (31 - at)) for at in range(12))
+    text += "{'loss': 2.7512, 'grad_norm': 0.8123456789012345, 'learning_rate': 4.9999968335030575e-05, 'epoch': 0.1}\n"
+    text += TRACE.format("RuntimeError: The size of tensor a (1024) must match the size of tensor b (2048) at dim 1")
+    lines = [line[at : at + columns] for line in text.splitlines() for at in range(0, max(len(line), 1), columns)]
+    got = facts(tmp_path, "\n".join(lines) + "\n")
+    assert got.lines == len(lines)
+    assert [(a.scale, a.next_scale) for a in got.loss_scale.attempts] == [
+        (2 ** (32 - at), 2 ** (31 - at)) for at in range(12)
+    ]
+    assert got.series_of("lr").points[0].value == 4.9999968335030575e-05
+    assert got.failures[0].message.endswith("(2048) at dim 1")
+    assert lines[got.failures[0].line - 1].startswith("RuntimeError")
+
+
+def test_long_lines_of_equal_length_were_not_broken(tmp_path):
+    line = "[2024-03-20 12:15:47,{:03d}] [INFO] [x.py:1:f] a message that is always as long as this one is here\n"
+    text = "".join(line.format(at) for at in range(50)) + "step 1 loss 2.0\n"
+    assert facts(tmp_path, text).series_of("loss").points[0].evidence.line == 51
+
+
+def test_the_texts_of_two_ranks_in_one_line(tmp_path):
+    """Two processes share a terminal, and the line ends come late."""
+    zero = [f"[rank0]: {line}" for line in TRACE.format("KeyError: 'a'").splitlines()]
+    one = [f"[rank1]: {line}" for line in TRACE.format("ValueError: b").splitlines()]
+    got = facts(tmp_path, "".join(f"{a}{b}\n\n" for a, b in zip(zero, one, strict=True)))
+    assert [(f.rank, f.type, f.message, len(f.frames)) for f in got.failures] == [
+        (0, "KeyError", "'a'", 1),
+        (1, "ValueError", "b", 1),
+    ]
