@@ -17,6 +17,7 @@ from dsdoctor.finding import Evidence, Finding
 from dsdoctor.logs.facts import LogFacts
 from dsdoctor.logs.follow import Follower
 from dsdoctor.logs.read import read_logs
+from dsdoctor.runs.facts import Failure
 
 DOUBTFUL = 0.5
 """Confidence in what rests on a line that may not mean what it seems to."""
@@ -112,8 +113,16 @@ def _doubt(evidence: Evidence, logs: LogFacts) -> str:
     if len(logs.sources) != 1 or logs.exits:
         return ""
     raised = [f for f in logs.failures if f.rank is None and (f.source, f.line) == (evidence.source, evidence.line)]
-    if any(failure.step is not None and logs.steps_seen > failure.step for failure in raised):
+    if any(_went_on(failure, logs) for failure in raised):
         return "Training goes on after it, and the log ends without saying that a process has failed."
     if any(logs.lines - max(failure.message_lines, default=logs.lines) >= GOES_ON for failure in raised):
         return "The log goes on after it, and ends without saying that a process has failed."
+    if logs.steps_seen and any([frame.function for frame in failure.frames] == ["<module>"] for failure in raised):
+        return "The log ends there: in the midst of training, a traceback this short may be a quotation."
     return ""
+
+
+def _went_on(failure: Failure, logs: LogFacts) -> bool:
+    """True if the log shows a step after this exception."""
+    told = max((series.points[-1].evidence.line or 0 for series in logs.series if series.points), default=0)
+    return told > (failure.line or told) or (failure.step is not None and logs.steps_seen > failure.step)
