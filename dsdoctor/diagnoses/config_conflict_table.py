@@ -65,6 +65,12 @@ def _masters_without_cpu(config: Effective) -> bool:
     return config.stage > 0 and (fp16 or bf16) and config.offload("optimizer") == "none"
 
 
+def _masters_beside_stage_2(config: Effective) -> bool:
+    """Up to 0.17.0 the key was read with fp16 switched on only."""
+    read = config.precision == "fp16" or at_least(config.schema.release, "0.17.5")
+    return config.stage != 2 and read and bool(config.get("fp16.fp16_master_weights_and_grads"))
+
+
 def _prescaled(config: Effective) -> bool:
     scaled = config.get("prescale_gradients") is True or config.get("gradient_predivide_factor") not in (None, 1, 1.0)
     return config.stage >= 2 and config.get(f"{_ZERO}.reduce_scatter") is True and scaled
@@ -209,7 +215,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         keys=("fp16.fp16_master_weights_and_grads", f"{_ZERO}.stage"),
-        holds=lambda c: c.stage != 2 and c.precision == "fp16" and bool(c.get("fp16.fp16_master_weights_and_grads")),
+        holds=_masters_beside_stage_2,
         cause="fp16 master weights need ZeRO stage 2",
         fix="drop fp16_master_weights_and_grads",
         patch={"fp16": {"fp16_master_weights_and_grads": None}},

@@ -82,7 +82,6 @@ LATER = (
 NOT_TOLD = (
     # what DeepSpeed refuses and dsdoctor does not tell: why, and a pattern of the config and DeepSpeed's words
     ("judged by the accelerator of the machine", "GDS currently only supported for CUDA accelerator"),
-    ("a fraction below zero for a number of ranks, which nobody writes", r'"sequence_parallel_size": -0\.5'),
     ("sections of releases up to 0.19.6 that are taken as a whole: no switch in them", "KeyError: 'enabled'"),
     ("a power of two beyond every number", "Numerical result out of range"),
     ("null where older releases calculate with the value", "'int' and 'NoneType'"),
