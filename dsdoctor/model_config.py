@@ -45,7 +45,8 @@ def load(path: Path) -> ModelConfig:
 
 
 def _understood(path: str, data: Mapping[str, Any]) -> ModelConfig:
-    inner: Mapping[str, Any] = next((data[name] for name in ("text_config", "llm_config") if isinstance(data.get(name), Mapping)), {})
+    nested = (data.get(name) for name in ("text_config", "llm_config"))
+    inner: Mapping[str, Any] = next((part for part in nested if isinstance(part, Mapping)), {})
     both = (data, inner)
     experts = [part.get(name) for part in both for name in _EXPERTS]
     dtype = next((str(part[name]) for part in both for name in _DTYPES if part.get(name)), None)

@@ -89,12 +89,13 @@ class Triage:
 
     @property
     def exit_code(self) -> int:
-        """3 stopped early, 4 inconclusive, 1 an error was found, 0 nothing wrong."""
+        """3 stopped early, 4 inconclusive, 1 an error was found or somebody is to blame, 0 nothing wrong."""
         if self.stopped_early:
             return 3
         if self.verdict.blame == "inconclusive":
             return 4
-        return 1 if any(finding.severity == "error" for finding in self.findings) else 0
+        wrong = self.verdict.blame != "healthy" or any(finding.severity == "error" for finding in self.findings)
+        return 1 if wrong else 0
 
 
 def triage(

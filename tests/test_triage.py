@@ -1,10 +1,12 @@
 """The order of the stages: crashes, interruption, budget, and the exit code that follows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsdoctor import stages, triage
+from dsdoctor.finding import Verdict
 from dsdoctor.job import Job
 from dsdoctor.runs.facts import EngineFacts, RankRun, Run, Step
 from dsdoctor.triage import STAGES, StageResult
@@ -101,6 +103,13 @@ def test_nothing_run_is_inconclusive(job, replaced):
     replaced(with_deepspeed=passed)
     result = triage.triage(job())
     assert (result.verdict.blame, result.exit_code) == ("inconclusive", 4)
+
+
+def test_blame_that_no_finding_explains_is_no_success(job, replaced):
+    replaced()
+    result = triage.triage(job())
+    blamed = replace(result, findings=(), verdict=Verdict(blame="script", summary="s", confidence=0.5))
+    assert (result.exit_code, blamed.exit_code) == (0, 1)
 
 
 def test_each_stage_is_told_as_it_ends(job, replaced):

@@ -30,9 +30,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("configs", nargs="+", metavar="DS_CONFIG", help="ds_configs, or Accelerate YAMLs with one")
     parser.add_argument("--script", metavar="TRAIN.py", help="its text: who reads the config, and what goes against it")
-    parser.add_argument(
-        "--hf-args", metavar="ARGS", help='TrainingArguments: ="--bf16 ...", or a JSON or YAML file'
-    )
+    parser.add_argument("--hf-args", metavar="ARGS", help='TrainingArguments: ="--bf16 ...", or a JSON or YAML file')
     parser.add_argument("--model", metavar="PATH", help="the model's config.json, or its folder")
     parser.add_argument("--world-size", type=positive, metavar="N", help="ranks, for the batch sizes")
     parser.add_argument("--deepspeed-version", metavar="V", help="judge for this release (default: the installed one)")
@@ -51,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if len(arguments.configs) > 1 and (arguments.new or arguments.json or arguments.format == "sarif"):
         raise CannotWork("--new, --json and --format sarif take one file at a time")
     codes = []
-    for arguments.config in arguments.configs:
+    for path in arguments.configs:
+        arguments.config = path
         if len(arguments.configs) > 1 and arguments.format == "text":
             print(f"{arguments.config}:")
         codes.append(config_new.run(arguments) if arguments.new else _one(arguments))
