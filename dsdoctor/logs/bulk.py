@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from dsdoctor.logs.series import SeriesBuilder
-from dsdoctor.logs.shapes import Bar, Maybe, Meaning, Meant, Step
+from dsdoctor.logs.shapes import STEP, Bar, Maybe, Meaning, Meant, Step
 
 HEAD = 4
 """Steps read at the head of a block while an exception may yet be cleared by progress."""
@@ -96,7 +96,7 @@ def choose(
 
 def _before(bars: list[int], chosen: set[int], meanings: Sequence[Meaning]) -> set[int]:
     """The bar before each of these lines, unless there is one in it: it says their step."""
-    led = (type(meaning) is Step and meaning.led for meaning in map(meanings.__getitem__, chosen))
+    led = (type(meaning) is Step and (meaning.led or meaning.numbered) for meaning in map(meanings.__getitem__, chosen))
     places = (bisect_left(bars, index) for index, itself in zip(chosen, led, strict=True) if not itself)
     return {bars[place - 1] for place in places if place}
 
@@ -106,17 +106,17 @@ def _tell(
 ) -> None:
     """Find the values of all lines that tell steps in this way, unless they are so few that each is looked at."""
     told = Told(step, places)
-    if all(name in series and series[name].thinned for name in step.names):
+    if all(name == STEP or (name in series and series[name].thinned) for name in step.names):
         from dsdoctor.logs.columns import Lines
 
         lines = Lines([texts[index] for index in places])
         try:
             told.ranks.update(lines.distinct(step.fields[0]) if step.ranked else ())
-            columns = [lines.column(where) for where in step.fields[step.ranked :]]
+            named = zip(step.names, step.fields[step.ranked :], strict=True)
+            told.values.update({name: lines.column(where) for name, where in named if name != STEP})
         except ValueError:
             choice.whole.update(places)  # not all are what the first one was: one by one, then
             return
-        told.values.update(zip(step.names, columns, strict=True))
     choice.whole.add(places[-1])
     choice.told.append(told)
 

@@ -7,6 +7,7 @@ traceback or a config is open, every segment is read. Memory does not grow with 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from dsdoctor.logs import grammar
 from dsdoctor.logs.bulk import DONE, Choice, choose
 from dsdoctor.logs.configs import BEGINS, ConfigBlock, parse
 from dsdoctor.logs.grammar import LinePattern
-from dsdoctor.logs.shapes import Kinds, Meaning, Step, by_lines, split
+from dsdoctor.logs.shapes import STEP, Kinds, Meaning, Step, by_lines, split
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
@@ -49,6 +50,7 @@ _SERIES = {
     "gradnorm": "grad_norm",
 }
 _SERIES |= {"learning rate": "lr", "learning_rate": "lr", "lr": "lr"}
+_VALUES = {"hf-dict": _PAIR, **dict.fromkeys(("megatron", "plain-step", "pipe-step"), _NAMED_VALUE)}
 _TRAINING_BAR = re.compile(r"(?i)\b(?:epoch|train\w*|steps?|iter\w*)\b")
 _LAUNCHER_FILE = re.compile(
     r"torch[/\\]distributed[/\\](?:run\.py|launch|elastic)|deepspeed[/\\]launcher|accelerate[/\\]commands"
@@ -98,7 +100,7 @@ class Scanner:
         self._bar: tuple[int, int] = (0, 0)
         self._summary_rank: int | None = None
         self._dicts = 0
-        self.kinds = Kinds(_PAIR, _SERIES, lambda title: _TRAINING_BAR.search(title) is not None)
+        self.kinds = Kinds(_VALUES, _SERIES | {STEP: STEP}, lambda title: _TRAINING_BAR.search(title) is not None)
 
     def scan(self, blocks: Iterable[bytes]) -> None:
         """Read all blocks, then close what is still open. Exceptions of `blocks` pass through, after the closing."""
@@ -184,20 +186,33 @@ class Scanner:
                 self._tell(meaning, match.groups(), segment)
 
     def _tell(self, step: Step, groups: tuple[bytes, ...], segment: bytes) -> None:
-        self._dicts += 1
-        self._story.shown(self._dicts)
+        self._count(step, 1)
         rank = int(groups[0]) if step.ranked else self._source.rank
         if rank is not None:
             self._story.ranks.add(rank)
-        for name, number in zip(step.names, groups[step.ranked :], strict=True):
+        told = dict(zip(step.names, map(float, groups[step.ranked :]), strict=True))
+        if step.numbered:
+            self._progressed(told.pop(STEP))
+        for name, number in told.items():
             builder = self._story.builder(name)
-            builder.add(self._story.step, float(number), self._line, self._source.name, rank, segment)
+            builder.add(self._story.step, number, self._line, self._source.name, rank, segment)
+
+    def _progressed(self, step: float) -> None:
+        if math.isfinite(step):
+            self._story.progress(int(step))
+
+    def _count(self, step: Step, count: int) -> None:
+        """So many lines told values; those of the Trainer have no number of the step."""
+        if any(row.kind == "hf-dict" for row in step.rows):
+            self._dicts += count
+            self._story.shown(self._dicts)
 
     def _passed(self, choice: Choice, start: int, end: int) -> None:
         for step, count in choice.passed(start, end):
-            self._dicts += count
+            self._count(step, count)
             for name in step.names:
-                self._story.builder(name).passed(count)
+                if name != STEP:
+                    self._story.builder(name).passed(count)
 
     def _segment(self, segment: str, rows: Sequence[LinePattern] | None) -> None:
         line = unwrap(segment)
@@ -326,8 +341,8 @@ class Scanner:
             self._dicts += 1
             self._story.shown(self._dicts)
             for pair in _PAIR.finditer(match.group()):
-                if pair["key"] == "step":
-                    self._story.progress(int(float(pair["value"])))
+                if pair["key"] == STEP:
+                    self._progressed(float(pair["value"]))
             self._values(_PAIR, match.group(), place)
         else:
             self._story.progress(int(match["step"]))

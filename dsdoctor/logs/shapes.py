@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from dsdoctor.logs import grammar
 from dsdoctor.logs.fields import Field, locate
 from dsdoctor.logs.grammar import LinePattern
+from dsdoctor.logs.search import Search
 from dsdoctor.logs.unwrap import unwrap
 
 MAX_KEY = 1000
@@ -31,6 +32,9 @@ _DUMP = 65_536
 _SEGMENTS_OF_A_LINE = 8
 _VALUE = rb"(" + grammar.NUMBER.encode() + rb")"
 _TOKEN = re.compile(r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+")
+
+
+STEP = "step"
 
 
 def by_lines(block: bytes) -> bool:
@@ -72,7 +76,7 @@ class Bar(Meant):
 
 @dataclass(frozen=True, eq=False)
 class Step(Meant):
-    """The line tells values of a step.
+    """The line tells values of a step; `numbered` if one of its names is STEP, the step itself.
 
     `pattern` finds them, a group each: of the rank if `ranked`, then of the values by `names`. `fields` says where they
     stand. `bar` stands for progress bars in the same line, `led` is true if one of them comes before the values.
@@ -85,15 +89,25 @@ class Step(Meant):
     bar: Bar | None = None
     led: bool = False
 
+    @property
+    def numbered(self) -> bool:
+        return STEP in self.names
+
 
 Meaning = Meant | None
 _M = TypeVar("_M", bound=Meant)
 
 
 class Kinds:
-    """Remembers what the keys mean. `is_training` says of a bar's title whether it is training that it shows."""
+    """Remembers what the keys mean.
 
-    def __init__(self, values: re.Pattern[str], names: dict[str, str], is_training: Callable[[str], bool]) -> None:
+    `values` are the patterns of the values in each kind of lines about steps, `names` says what their keys stand for,
+    `is_training` of a bar's title whether it is training that the bar shows.
+    """
+
+    def __init__(
+        self, values: Mapping[str, re.Pattern[str]], names: Mapping[str, str], is_training: Callable[[str], bool]
+    ) -> None:
         self._values = values
         self._names = names
         self._is_training = is_training
@@ -154,21 +168,26 @@ class Kinds:
         if kinds == {"bar"}:
             title = matched[0][1]["title"]
             return Bar(rows, bool(title)) if not title or self._is_training(title) else None
-        return (self._step(text, rows) if kinds == {"hf-dict"} else None) or Meant(rows)
+        only = next(iter(kinds)) if len(matched) == 1 else ""
+        return (self._step(text, only, rows) if only in self._values else None) or Meant(rows)
 
-    def _step(self, text: str, rows: tuple[LinePattern, ...]) -> Step | None:
+    def _step(self, text: str, kind: str, rows: tuple[LinePattern, ...]) -> Step | None:
         """How segments like this one are read in bulk; None if that is not certain."""
         line = unwrap(text)
-        if line.prefix + line.text != text:
+        match = next((m for row in rows if row.kind == kind and (m := row.pattern.search(line.text))), None)
+        if line.prefix + line.text != text or match is None:
             return None
+        before = len(line.prefix)
         roles: dict[int, tuple[int, str]] = {}
-        for pair in self._values.finditer(text, len(line.prefix)):
+        if STEP in match.re.groupindex:
+            roles[before + match.start(STEP)] = (before + match.end(STEP), STEP)
+        for pair in self._values[kind].finditer(text, before):
             name = self._names.get(pair["key"].lower())
             if name is not None and name not in {known for _, known in roles.values()}:
                 roles[pair.start("value")] = (pair.end("value"), name)
         source, names = _pattern(text, roles, line.rank_at)
         pattern = re.compile(source)
-        if pattern.fullmatch(text.encode("latin-1")) is None:
+        if pattern.fullmatch(text.encode("latin-1")) is None or not set(names) - {STEP}:
             return None
         return Step(rows, pattern, names, line.rank_at is not None)
 
@@ -220,6 +239,9 @@ for _literal, _rows in (*grammar.BY_LITERAL.items(), *((text, ()) for text in _S
         _WITH_DIGITS.setdefault(_short, []).append((_raw, _rows))
 
 
+_SEARCH = Search((*_SURE, *_WITH_DIGITS))
+
+
 def _candidates(key: bytes) -> tuple[tuple[LinePattern, ...], bool, tuple[bytes, ...]]:
     """The rows that a segment of this key may match, whether a literal surely stands in it, and which else may."""
     sure = [literal for literal in _SURE if literal in key]
@@ -238,5 +260,5 @@ def _with_literals(found: Iterable[bytes]) -> list[bytes]:
     """Those of the keys in which a literal of the grammar may stand."""
     listed = list(found)
     together = b"\n".join(listed)
-    present = [literal for literal in (*_SURE, *_WITH_DIGITS) if literal in together]
+    present = _SEARCH.present(together)
     return [key for key in listed if key.endswith(b"{") or any(literal in key for literal in present)]

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 BLOCK = 1 << 21
 """Bytes read at once; also the longest piece of a line."""
@@ -151,12 +151,43 @@ def _open_zstd(source: Source, raw: IO[bytes]) -> IO[bytes]:
     except ImportError:
         pass
     try:
-        import zstandard  # type: ignore[import-not-found, unused-ignore]
+        import zstandard
 
-        return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)  # type: ignore[no-any-return, unused-ignore]
+        return _ZstdFrames(raw, zstandard.ZstdDecompressor())  # type: ignore[return-value]
     except ImportError:
         hint = f"pip install zstandard, or: zstd -dc {source.path} | dsdoctor log -"
         raise Unreadable(f"{source.name}: .zst cannot be read without the package zstandard; {hint}") from None
+
+
+class _ZstdFrames:
+    """Frames of zstd, one after the other. The package's own reader does not tell a cut-off file from a whole one."""
+
+    def __init__(self, raw: IO[bytes], frames: Any) -> None:
+        self._raw = raw
+        self._frames = frames
+        self._frame: Any = None
+
+    def __enter__(self) -> _ZstdFrames:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._raw.close()
+
+    def read1(self, size: int) -> bytes:
+        """What a little more of the file gives, about `size` bytes or fewer unless it is packed extremely well."""
+        text = b""
+        while not text:
+            packed = self._raw.read(min(size, 2048))
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                return b""
+            self._frame = self._frame or self._frames.decompressobj()
+            text = self._frame.decompress(packed)
+            if self._frame.eof:
+                self._raw.seek(-len(self._frame.unused_data), io.SEEK_CUR)
+                self._frame = None
+        return text
 
 
 def _decoded(stream: IO[bytes]) -> Iterator[bytes]:

@@ -69,6 +69,25 @@ def test_a_log_of_the_trainer(tmp_path):
     assert [float(value) for _, value, _ in points] == sorted((float(v) for _, v, _ in points), reverse=True)
 
 
+MEGATRON = (
+    " iteration {0:8d}/ 5000 | consumed samples: {0} | elapsed time per iteration (ms): 12{0}.4 | learning rate: "
+    "1.5{0:03d}E-05 | lm loss: {1:.6E} | loss scale: 131072.0 | grad norm: {1:.3f} |\n"
+)
+PLAIN = "[rank{2}]: [2024-03-20 12:15:{0:02d}] step {0}/5000 | loss {1:.4f} | grad_norm {1:.2f} | lr 3.00e-04\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [MEGATRON, PLAIN, "{{'loss': {1}, 'learning_rate': 1e-05, 'step': {0}}}\n", "steps: {0} loss: {1} iter time\n"],
+)
+def test_lines_that_number_their_steps(tmp_path, line):
+    path = tmp_path / "a.log"
+    path.write_text("".join(line.format(step, 12 / step, step % 2) for step in range(1, 1500)))
+    got = same(path)
+    assert got["steps"] == 1499
+    assert [points[-1][0] for _, _, points in got["series"]] == [1499] * len(got["series"])
+
+
 def test_every_rank_and_overflows_between(tmp_path):
     pieces = list(trainer(1200, prefix="[rank{}]: "))
     for at in range(300, len(pieces), 3 * 51):
@@ -121,6 +140,8 @@ LINES = st.sampled_from(
         "{'loss': 0.25, 'grad_norm': 11.5, 'learning_rate': 2.5e-05}\n",
         "[rank2]: {'loss': '3.5', 'grad_norm': '1.5'}\r\n",
         "{'eval_loss': 2.0, 'epoch': 1.0}\n",
+        "{'loss': 2.0, 'step': nan}\n",
+        "{'loss': 2.0, 'step': 11}\n",
         "\r 10%|█ | 3/30 [00:04<00:05,  8.90it/s]",
         "\r 20%|█ | 9/30 [00:04<00:05,  8.90it/s]{'loss': 1.25}\n",
         "Epoch 2:  10%|█ | 1/30 [00:04<00:05,  8.90it/s]\r",

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import sys
 
 import pytest
 
@@ -58,11 +59,31 @@ def test_a_cut_off_gzip_gives_what_it_has_and_says_so(tmp_path):
     assert got
 
 
-def test_zstd_without_a_module_is_a_clear_message(tmp_path):
+def test_zstd_without_a_module_is_a_clear_message(tmp_path, monkeypatch):
+    for module in ("zstandard", "compression", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
     path = tmp_path / "a.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\0" * 20)
-    with pytest.raises(Unreadable):
+    with pytest.raises(Unreadable, match="pip install zstandard"):
         list(blocks(Source(name="a.zst", path=path)))
+
+
+def test_frames_of_zstd_that_were_added_one_after_the_other(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(b"".join(zstandard.compress(b"line %d\n" % at) for at in range(1000)))
+    assert text(path) == "".join(f"line {at}\n" for at in range(1000))
+
+
+def test_a_cut_off_zstd_gives_what_it_has_and_says_so(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.log.zst"
+    packed = zstandard.compress(b"".join(b"line %d of many\n" % at for at in range(200_000)))
+    path.write_bytes(packed[: len(packed) // 2])
+    got = []
+    with pytest.raises(Unreadable, match="damaged or cut off"):
+        got.extend(blocks(Source(name="a", path=path)))
+    assert got
 
 
 def test_standard_input(monkeypatch):
