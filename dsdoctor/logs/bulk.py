@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from dsdoctor.logs.series import SeriesBuilder
-from dsdoctor.logs.shapes import STEP, Bar, Maybe, Meaning, Meant, Step
+from dsdoctor.logs.shapes import RANK, STEP, Bar, Maybe, Meaning, Meant, Step
 
 HEAD = 4
 """Steps read at the head of a block while an exception may yet be cleared by progress."""
@@ -111,9 +111,11 @@ def _tell(
 
         lines = Lines([texts[index] for index in places])
         try:
-            told.ranks.update(lines.distinct(step.fields[0]) if step.ranked else ())
-            named = zip(step.names, step.fields[step.ranked :], strict=True)
-            told.values.update({name: lines.column(where) for name, where in named if name != STEP})
+            for name, where in step.fields:
+                if name == RANK:
+                    told.ranks.update(lines.distinct(where))
+                else:
+                    told.values[name] = lines.column(where)
         except ValueError:
             choice.whole.update(places)  # not all are what the first one was: one by one, then
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dsdoctor.logs.fields import Field
+from dsdoctor.logs.fields import Field, Mark
 
 _WIDTH = 8
 _TAIL = 4
@@ -24,7 +24,7 @@ class Lines:
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         self._count = len(texts)
-        self._joined = b"\n".join(texts) + bytes(_WIDTH)
+        self._joined = b"\n".join(texts) + b"\n" + bytes(_WIDTH)
         self._bytes = np.frombuffer(self._joined, np.uint8)
         self._marks: dict[int, Array] = {}
 
@@ -38,13 +38,16 @@ class Lines:
         return {int(head).to_bytes(_WIDTH, "big").rstrip(b"\0") for head in heads.tolist()}
 
     def _ends(self, field: Field) -> tuple[Array, Array]:
-        if field.mark not in self._marks:
-            self._marks[field.mark] = np.flatnonzero(self._bytes == field.mark).reshape(self._count, field.count)
-        marks = self._marks[field.mark]
-        starts, ends = marks[:, field.left] + field.start, marks[:, field.right] - field.end
+        starts, ends = self._places(field.left) + field.start, self._places(field.right) - field.end
         if (ends <= starts).any():
             raise ValueError("a line without a number")
         return starts, ends
+
+    def _places(self, mark: Mark) -> Array:
+        """Where in each line this one of its bytes stands."""
+        if mark.byte not in self._marks:
+            self._marks[mark.byte] = np.flatnonzero(self._bytes == mark.byte).reshape(self._count, mark.count)
+        return self._marks[mark.byte][:, mark.which]
 
 
 class Column:

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MARKS = b"'\":,=| "
+_MARKS = b"'\":,=| []()/<>{}\n"
+"""Bytes between which numbers stand, the ones to be preferred first: a byte for both ends, and not one for each."""
 _ZERO, _NINE = b"09"
 
 
 @dataclass(frozen=True)
-class Field:
-    """Where in a line of one kind a number stands: between two of the line's `count` bytes `mark`.
+class Mark:
+    """One of the bytes of a line: the `which`-th of the `count` that are the same as it."""
 
-    It starts `start` bytes after the `left`-th of them and ends `end` bytes before the `right`-th. `exponent` is true
-    if it is written with one, as 5e-05.
+    byte: int
+    count: int
+    which: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where in a line of one kind a number stands: from `start` bytes after a mark to `end` bytes before another.
+
+    The line's end is a mark too. `exponent` is true if the number is written with one, as 5e-05.
     """
 
-    mark: int
-    count: int
-    left: int
+    left: Mark
     start: int
-    right: int
+    right: Mark
     end: int
     exponent: bool
 
 
 def locate(line: bytes, start: int, end: int) -> Field | None:
     """Where the number at this place stands in all lines that differ from this one in nothing but digits."""
-    for mark in _MARKS:
-        left, right = line.rfind(mark, 0, start), line.find(mark, end)
-        between = line[left + 1 : start] + line[end : max(right, end)]
-        if left >= 0 and right >= 0 and not any(_ZERO <= byte <= _NINE for byte in between):
-            before = line.count(mark, 0, left)
-            inside = line.count(mark, start, end)
-            exponent = any(byte in b"eE" for byte in line[start:end])
-            return Field(mark, line.count(mark), before, start - left, before + 1 + inside, right - end, exponent)
-    return None
+    line += b"\n"
+    lefts = {mark: at for mark in _MARKS if (at := line.rfind(mark, 0, start)) >= 0 and _constant(line[at:start])}
+    rights = {mark: at for mark in _MARKS if (at := line.find(mark, end)) >= 0 and _constant(line[end:at])}
+    if not lefts or not rights:
+        return None
+    left = next((mark for mark in lefts if mark in rights), next(iter(lefts)))
+    right = left if left in rights else next(iter(rights))
+    exponent = any(byte in b"eE" for byte in line[start:end])
+    before, after = lefts[left], rights[right]
+    return Field(_mark(line, before), start - before, _mark(line, after), after - end, exponent)
+
+
+def _constant(text: bytes) -> bool:
+    return not any(_ZERO <= byte <= _NINE for byte in text)
+
+
+def _mark(line: bytes, at: int) -> Mark:
+    byte = line[at]
+    return Mark(byte, line.count(byte), line.count(byte, 0, at))

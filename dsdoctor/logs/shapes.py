@@ -34,7 +34,7 @@ _VALUE = rb"(" + grammar.NUMBER.encode() + rb")"
 _TOKEN = re.compile(r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+")
 
 
-STEP = "step"
+STEP, RANK = "step", "rank"
 
 
 def by_lines(block: bytes) -> bool:
@@ -79,13 +79,14 @@ class Step(Meant):
     """The line tells values of a step; `numbered` if one of its names is STEP, the step itself.
 
     `pattern` finds them, a group each: of the rank if `ranked`, then of the values by `names`. `fields` says where they
-    stand. `bar` stands for progress bars in the same line, `led` is true if one of them comes before the values.
+    stand, the rank's under RANK. `bar` stands for progress bars in the same line, `led` is true if one of them comes
+    before the values.
     """
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
     ranked: bool
-    fields: tuple[Field, ...] = ()
+    fields: tuple[tuple[str, Field], ...] = ()
     bar: Bar | None = None
     led: bool = False
 
@@ -143,8 +144,10 @@ class Kinds:
             meaning = _together([part for part in parts if part is not None])
         if type(meaning) is Step:
             match = meaning.pattern.search(raw)
-            located = [locate(raw, *match.span(group + 1)) for group in range(match.re.groups)] if match else [None]
-            fields = [field for field in located if field is not None]
+            names = (RANK, *meaning.names) if meaning.ranked else meaning.names
+            spans = zip(names, match.regs[1:], strict=True) if match is not None else ()
+            located = [(name, locate(raw, *span)) for name, span in spans if name != STEP] or [("", None)]
+            fields = [(name, field) for name, field in located if field is not None]
             bar = None if meaning.bar is None else self._one(meaning.bar)
             whole = replace(meaning, fields=tuple(fields), bar=bar)
             meaning = whole if len(fields) == len(located) else Meant(meaning.rows)

@@ -76,10 +76,16 @@ MEGATRON = (
 PLAIN = "[rank{2}]: [2024-03-20 12:15:{0:02d}] step {0}/5000 | loss {1:.4f} | grad_norm {1:.2f} | lr 3.00e-04\n"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [MEGATRON, PLAIN, "{{'loss': {1}, 'learning_rate': 1e-05, 'step': {0}}}\n", "steps: {0} loss: {1} iter time\n"],
-)
+def test_a_number_may_end_a_line(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("".join(f"iter {step}: lr 0.5 loss {7 / step}\n" for step in range(1, 1500)))
+    assert [points[-1][0] for _, _, points in same(path)["series"]] == [1499] * 2
+
+
+DICT = "{{'loss': {1}, 'learning_rate': 1e-05, 'step': {0}}}\n"
+
+
+@pytest.mark.parametrize("line", [MEGATRON, PLAIN, DICT, "steps: {0} loss: {1} iter time\n"])
 def test_lines_that_number_their_steps(tmp_path, line):
     path = tmp_path / "a.log"
     path.write_text("".join(line.format(step, 12 / step, step % 2) for step in range(1, 1500)))
