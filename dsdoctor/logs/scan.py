@@ -203,7 +203,7 @@ class Scanner:
 
     def _count(self, step: Step, count: int) -> None:
         """So many lines told values; those of the Trainer have no number of the step."""
-        if any(row.kind == "hf-dict" for row in step.rows):
+        if step.counted:
             self._dicts += count
             self._story.shown(self._dicts)
 

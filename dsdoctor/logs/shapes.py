@@ -12,6 +12,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar, cast
 
 from dsdoctor.logs import grammar
@@ -90,9 +91,14 @@ class Step(Meant):
     bar: Bar | None = None
     led: bool = False
 
-    @property
+    @cached_property
     def numbered(self) -> bool:
         return STEP in self.names
+
+    @cached_property
+    def counted(self) -> bool:
+        """True for lines of the Trainer: they are counted, since most of them have no number."""
+        return any(row.kind == "hf-dict" for row in self.rows)
 
 
 Meaning = Meant | None
