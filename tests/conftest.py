@@ -1,4 +1,4 @@
-"""What all tests share: compiled ops come from dsdoctor's own cache, so that a build somebody killed cannot hang them."""
+"""What all tests share: ops are compiled in dsdoctor's own cache, where the lock of a killed build cannot hang them."""
 
 import os
 
