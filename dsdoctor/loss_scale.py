@@ -101,14 +101,14 @@ def read(history: LossScaleHistory, *, bf16_supported: bool | None = None) -> Lo
     attempts = history.attempts
     skipped = sum(not attempt.raised for attempt in attempts)
     if not attempts:
-        return _reading("none", skipped)
+        return reading("none", skipped)
     if not history.dynamic or history.precision != "fp16":
-        return _reading("stuck" if _often(history) else "outliers", skipped)
+        return reading("stuck" if _often(history) else "outliers", skipped)
     if _collapsed(history):
         precision: Literal["fp32", "bf16"] = "fp32" if bf16_supported is False else "bf16"
-        return _reading("collapse", skipped, precision=None if history.loss_finite is False else precision)
+        return reading("collapse", skipped, precision=None if history.loss_finite is False else precision)
     if _stuck(history):
-        return _reading("stuck", skipped)
+        return reading("stuck", skipped)
     return _read_working_scaler(history, skipped)
 
 
@@ -117,19 +117,19 @@ def _read_working_scaler(history: LossScaleHistory, skipped: int) -> LossScaleRe
     later = history.attempts[search:]
     if not later:
         settled = _settled(history)
-        return _reading("warmup", skipped, settled_at=settled, power=_power(history, settled), warmup=search)
+        return reading("warmup", skipped, settled_at=settled, power=_power(history, settled), warmup=search)
     unexplained = _unexplained(history, search)
     steps = None if history.steps_seen is None else max(1, history.steps_seen - search)
     share = None if steps is None else unexplained / steps
     if unexplained >= MANY and (share is None or share > THRASH_SHARE):
-        return _reading("thrash", skipped, warmup=search, share=share)
+        return reading("thrash", skipped, warmup=search, share=share)
     settled = history.attempts[-1].next_scale
     power = _power(history, settled) if search else None
     pattern: Pattern = "periodic" if unexplained * 5 <= len(later) else "outliers"
-    return _reading(pattern, skipped, settled_at=settled, power=power, warmup=search, share=share)
+    return reading(pattern, skipped, settled_at=settled, power=power, warmup=search, share=share)
 
 
-def _reading(
+def reading(
     pattern: Pattern,
     skipped: int,
     *,
@@ -139,6 +139,7 @@ def _reading(
     warmup: int = 0,
     share: float | None = None,
 ) -> LossScaleReading:
+    """A reading in which only what the pattern has is said."""
     return LossScaleReading(
         pattern=pattern,
         skipped=skipped,

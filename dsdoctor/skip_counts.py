@@ -22,6 +22,7 @@ from dsdoctor.loss_scale import (
     LossScaleReading,
     Pattern,
     SkipCount,
+    reading,
 )
 
 LONGEST_SEARCH = 34
@@ -55,13 +56,13 @@ def read(history: LossScaleHistory, *, bf16_supported: bool | None = None) -> Lo
     skipped = sum(part.skipped for part in parts)
     last_scale = history.counts[-1].scale
     if skipped == 0:
-        return _reading("none", 0, settled_at=_above_one(last_scale))
+        return reading("none", 0, settled_at=_above_one(last_scale))
     if history.precision != "fp16" or not history.dynamic:
         steps = sum(part.steps for part in parts)
-        return _reading("stuck" if skipped > STUCK_SHARE * steps else "outliers", skipped)
+        return reading("stuck" if skipped > STUCK_SHARE * steps else "outliers", skipped)
     if _collapsed(history, parts):
         precision: Literal["fp32", "bf16"] = "fp32" if bf16_supported is False else "bf16"
-        return _reading("collapse", skipped, precision=None if history.loss_finite is False else precision)
+        return reading("collapse", skipped, precision=None if history.loss_finite is False else precision)
     return _after_search(history, parts, skipped)
 
 
@@ -102,12 +103,13 @@ def _after_search(history: LossScaleHistory, parts: Sequence[_Interval], skipped
     late, steps = skipped - found, sum(part.steps for part in later)
     if late == 0:
         clean = steps > 0 or not parts[-1].whole
-        return _reading("warmup", skipped, settled_at=settled if clean else None, warmup=found)
+        held = settled if clean else None
+        return reading("warmup", skipped, settled_at=held, power=_power(held), warmup=found)
     share = late / max(1, steps)
     if late >= MANY and share > THRASH_SHARE and not _regular(history, later, share):
-        return _reading("thrash", skipped, warmup=found, share=share)
+        return reading("thrash", skipped, warmup=found, share=share)
     pattern: Pattern = "periodic" if late <= MANY or _regular(history, later, share) else "outliers"
-    return _reading(pattern, skipped, settled_at=settled, warmup=found, share=share)
+    return reading(pattern, skipped, settled_at=settled, warmup=found, share=share)
 
 
 def _search(parts: Sequence[_Interval]) -> int:
@@ -135,26 +137,6 @@ def _regular(history: LossScaleHistory, later: Sequence[_Interval], share: float
 def _above_one(scale: float | None) -> float | None:
     """The scale, where it is one: 1.0 is printed where none is at work."""
     return scale if scale is not None and math.isfinite(scale) and scale > 1 else None
-
-
-def _reading(
-    pattern: Pattern,
-    skipped: int,
-    *,
-    settled_at: float | None = None,
-    precision: Literal["fp32", "fp16", "bf16"] | None = None,
-    warmup: int = 0,
-    share: float | None = None,
-) -> LossScaleReading:
-    return LossScaleReading(
-        pattern=pattern,
-        skipped=skipped,
-        settled_at=settled_at,
-        recommended_power=_power(settled_at) if pattern == "warmup" else None,
-        recommended_precision=precision,
-        warmup_skips=warmup,
-        late_share=share,
-    )
 
 
 def _power(settled: float | None) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dsdoctor.cli.options import add_output_options, add_run_options, job
+from dsdoctor.cli.options import add_job_arguments, job
 from dsdoctor.cli.triage import examine
 
 _STAGES = ("with-deepspeed", "numerics")
@@ -18,10 +18,7 @@ def add_parser(subparsers: Any) -> None:
         description="Run the script, and where its numbers go bad again with the detector on the engine's module.",
         usage="dsdoctor nan DS_CONFIG TRAIN.py [options] [-- script args]",
     )
-    parser.add_argument("config", metavar="DS_CONFIG")
-    parser.add_argument("script", metavar="TRAIN.py")
-    add_run_options(parser)
-    add_output_options(parser)
+    add_job_arguments(parser)
     parser.set_defaults(run=run)
 
 

@@ -17,8 +17,15 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout, progress on stderr")
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the commands that run a script."""
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """The config, the script and the options of the commands that run it."""
+    parser.add_argument("config", metavar="DS_CONFIG")
+    parser.add_argument("script", metavar="TRAIN.py")
+    _add_run_options(parser)
+    add_output_options(parser)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("running the script")
     group.add_argument("--nproc", type=positive, metavar="N", help="ranks to start (default: all GPUs, else 2)")
     group.add_argument("--launcher", choices=("torchrun", "deepspeed", "slurm"), default="torchrun")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dsdoctor.cli.errors import CannotWork
-from dsdoctor.cli.options import add_output_options, add_run_options, job
+from dsdoctor.cli.options import add_job_arguments, job
 from dsdoctor.job import Job
 
 
@@ -19,11 +19,8 @@ def add_parser(subparsers: Any) -> None:
         description="Examine a DeepSpeed job in stages and give one verdict. Arguments after -- go to the script.",
         usage="dsdoctor triage DS_CONFIG TRAIN.py [options] [-- script args]",
     )
-    parser.add_argument("config", metavar="DS_CONFIG")
-    parser.add_argument("script", metavar="TRAIN.py")
+    add_job_arguments(parser)
     parser.add_argument("--stages", metavar="a,b", help="only these stages (environment and config always run)")
-    add_run_options(parser)
-    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
