@@ -109,11 +109,6 @@ class LogFacts:
     unfinished: tuple[tuple[str, int], ...] = ()
     """Source and line of last lines that have no line end: more of them may be missing."""
 
-    @property
-    def cut_off(self) -> bool:
-        """True where the log just stops: the job may have gone on, or the end is missing."""
-        return self.end == "open"
-
     def of_kind(self, *kinds: str) -> Iterator[LogEvent]:
         """The events of these kinds, oldest first."""
         return (event for event in self.events if event.kind in kinds)
