@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +119,8 @@ def _machine(config: ConfigFacts) -> Any:
 
 def _installed() -> str:
     """The installed release; one that the shipped table lacks is read from the install, once."""
+    from importlib import metadata
+
     from dsdoctor.dsconfig import schema
 
     try:

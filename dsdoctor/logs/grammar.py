@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
 class LinePattern:
-    """One kind of line."""
+    """One kind of line. Its expression is compiled when a line first has one of its literals: few logs have many."""
 
     kind: str
     literals: tuple[str, ...]
-    pattern: re.Pattern[str]
+    source: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.source)
 
 
 def _row(kind: str, literals: str | tuple[str, ...], pattern: str) -> LinePattern:
-    return LinePattern(kind, (literals,) if isinstance(literals, str) else literals, re.compile(pattern))
+    return LinePattern(kind, (literals,) if isinstance(literals, str) else literals, pattern)
 
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from dsdoctor.finding import Evidence, Finding, Verdict
-from dsdoctor.triage import StageResult, Triage
 from dsdoctor.units import seconds
+
+if TYPE_CHECKING:
+    from dsdoctor.triage import StageResult, Triage
 
 _MARKS = {
     "passed": ("✓", "green"),
