@@ -12,8 +12,10 @@ from typing import Any, Literal
 from dsdoctor.finding import PHASES, FirstBad
 from dsdoctor.loss_scale import LossScaleHistory
 
-Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "control-fp32", "numerics", "proof"]
-"""`proof` is the given config with only the keys in `Run.changed` set otherwise."""
+Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "repeat", "control-fp32", "numerics", "proof"]
+"""`repeat` is the run without DeepSpeed once more, made where the two legs differ and no exception explains it: a script
+that disagrees with itself is not deterministic. `proof` is the given config with only the keys in `Run.changed` set
+otherwise."""
 Outcome = Literal["stopped", "finished", "raised", "exited", "killed", "hung", "timeout", "interrupted", "not-started"]
 
 
