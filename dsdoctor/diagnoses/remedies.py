@@ -7,6 +7,14 @@ from dsdoctor.diagnoses import context
 from dsdoctor.finding import Evidence, FirstBad, Fix
 
 LOCATE = Fix(text="find the first non-finite module, its phase and cause: dsdoctor nan DS_CONFIG TRAIN.py")
+_FP32 = Fix(
+    text="train in fp32, or keep the overflowing module in fp32 (dsdoctor nan names it)",
+    patch={"fp16": {"enabled": False}},
+)
+_BF16 = Fix(
+    text="train in bf16, which has the range of fp32 (GPUs of compute capability 8.0 and later)",
+    patch={"fp16": {"enabled": False}, "bf16": {"enabled": True}},
+)
 _RANGE = ("overflow", "cast-overflow")
 _BY_CAUSE = {
     "domain": "guard the operand of {op} in {module}: clamp it, or add an eps inside the log, root or division",
@@ -48,6 +56,11 @@ def fixes(case: Case) -> tuple[Fix, ...]:
     if text is None:
         return (Fix(text=f"look at the {bad.phase} of {_module(bad)}, where the first {bad.kind} stands"),)
     return (Fix(text=text.format(op=bad.op or "the operation", module=_module(bad))),)
+
+
+def wider_precision(case: Case) -> Fix:
+    """Another precision than fp16 for the whole job: bf16, or fp32 where the devices are known to lack it."""
+    return _FP32 if context.bf16_supported(case) is False else _BF16
 
 
 def _wider_range(case: Case, bad: FirstBad) -> tuple[Fix, ...]:
