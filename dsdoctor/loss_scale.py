@@ -40,7 +40,8 @@ class SkipCount:
 class LossScaleHistory:
     """All overflows of one run or log, in order.
 
-    `steps_seen` counts the attempted steps that were seen, None if unknown. `window`, `hysteresis`, `floor`,
+    `steps_seen` counts the attempted steps up to the last that was seen, None if unknown; `first_step` is the first one
+    that the record shows, for a record whose beginning is missing. `window`, `hysteresis`, `floor`,
     `initial_power` come from the config in force, None where unknown. `loss_finite` tells whether the losses around
     the overflows were finite, None if no loss was seen.
     """
@@ -50,6 +51,7 @@ class LossScaleHistory:
     counts: tuple[SkipCount, ...] = ()
     """Where only a counter of skipped steps is known, not the single overflows (`dsdoctor.skip_counts` reads them)."""
     steps_seen: int | None = None
+    first_step: int | None = None
     dynamic: bool = True
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
     initial_power: int | None = None
@@ -86,6 +88,8 @@ MANY = 5
 """Unexplained overflows from which on a history is no longer a matter of a few odd batches."""
 THRASH_SHARE = 0.01
 """Share of later steps lost without a reason above which it is no longer odd batches."""
+LONG_FALL = 3
+"""Halvings in a row that no probe of a larger scale needs: it takes one."""
 STUCK_SHARE = 0.05
 STUCK_ATTEMPTS = 4
 
@@ -193,17 +197,22 @@ def _stuck(history: LossScaleHistory) -> bool:
 
 
 def _search_length(history: LossScaleHistory) -> int:
-    """How many overflows belong to the search at the start: one fall, nearly without a pause."""
+    """How many overflows belong to the search at the start: one fall, nearly without a pause.
+
+    In a record whose beginning is missing the search is known by its length alone.
+    """
     attempts = history.attempts
     first = attempts[0]
-    if first.step is not None and first.step > SEARCH_GAP:
+    begun = history.first_step or 0
+    if first.step is not None and first.step - begun > SEARCH_GAP:
         return 0
     if first.step is None and history.initial_power is not None and first.scale != 2.0**history.initial_power:
         return 0
     length = 1
     while length < len(attempts) and _goes_on(attempts[length - 1], attempts[length]):
         length += 1
-    return length
+    halvings = sum(attempt.next_scale < attempt.scale for attempt in attempts[:length])
+    return length if begun <= SEARCH_GAP or halvings >= LONG_FALL else 0
 
 
 def _goes_on(before: ScaleAttempt, after: ScaleAttempt) -> bool:
@@ -247,7 +256,7 @@ def _adjacent(before: ScaleAttempt, after: ScaleAttempt) -> bool:
 def _grew_before(history: LossScaleHistory, index: int) -> bool:
     """True if the scale had doubled between this overflow and the one before, which takes `window` clean steps.
 
-    The first overflow after a clean beginning is taken for one where the start of the scale is not known.
+    Half of them are enough, because the steps of a log are as coarse as its lines about them. The first overflow after a clean beginning is taken for one where the start of the scale is not known.
     """
     attempt = history.attempts[index]
     if index == 0:
@@ -259,7 +268,7 @@ def _grew_before(history: LossScaleHistory, index: int) -> bool:
         return False
     if history.window is None or attempt.step is None or before.step is None:
         return True
-    return attempt.step - before.step >= history.window
+    return 2 * (attempt.step - before.step) >= history.window
 
 
 def _power(history: LossScaleHistory, settled: float | None) -> int | None:

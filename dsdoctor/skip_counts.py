@@ -16,6 +16,7 @@ from dsdoctor.loss_scale import (
     DEFAULT_FLOOR,
     DEFAULT_HYSTERESIS,
     MANY,
+    STUCK_ATTEMPTS,
     STUCK_SHARE,
     THRASH_SHARE,
     LossScaleHistory,
@@ -83,16 +84,21 @@ def intervals(counts: Sequence[SkipCount]) -> list[_Interval]:
 
 
 def _collapsed(history: LossScaleHistory, parts: Sequence[_Interval]) -> bool:
-    """True if every step to the end is skipped and no lower scale is left to be tried."""
+    """True if every step to the end is skipped and no lower scale is left to be tried.
+
+    A scale that stands although more steps are skipped than hysteresis excuses is at its floor, whatever that is.
+    """
     floor = DEFAULT_FLOOR if history.floor is None else history.floor
-    steps = 0
+    patience = max(STUCK_ATTEMPTS, history.hysteresis or DEFAULT_HYSTERESIS)
+    steps = standing = 0
     at_floor = False
     for part in reversed(parts):
         if not part.whole:
             break
         steps += part.steps
         at_floor = at_floor or (part.scale is not None and part.scale <= floor)
-    return steps > 0 and (at_floor or steps > LONGEST_SEARCH)
+        standing += part.steps if part.scale is not None and part.scale == parts[-1].scale else 0
+    return steps > 0 and (at_floor or standing > patience or steps > LONGEST_SEARCH)
 
 
 def _after_search(history: LossScaleHistory, parts: Sequence[_Interval], skipped: int) -> LossScaleReading:

@@ -82,6 +82,8 @@ class Story:
     source: str = ""
     """The source that is being read."""
     step: int | None = None
+    first_step: int | None = None
+    """The lowest step that a line of progress named."""
     steps_seen: int = 0
     scale: ScaleTimeline = field(default_factory=ScaleTimeline)
     skips: SkipCounter = field(default_factory=SkipCounter)
@@ -110,6 +112,7 @@ class Story:
     def progress(self, step: int) -> None:
         """A step was done. Only a step beyond all before counts as progress."""
         order = self.tick()
+        self.first_step = step if self.first_step is None else min(step, self.first_step)
         if step > self.steps_seen:
             self._progress += 1
             self._last_progress = order
@@ -293,6 +296,7 @@ class Story:
             config=self.config or {},
             precision=precision,
             steps_seen=self.steps_seen or None,
+            first_step=self.first_step,
             raised=proof,
             loss_finite=all(map(math.isfinite, losses)) if known else None,
             ended=end != "open",
