@@ -239,7 +239,7 @@ def _unexplained(history: LossScaleHistory, search: int) -> int:
     for index in range(search, len(history.attempts)):
         if _grew_before(history, index):
             burst = allowed
-        elif index > 0 and not _adjacent(history.attempts[index - 1], history.attempts[index]):
+        elif index > 0 and not _one_burst(history.attempts[index - 1], history.attempts[index]):
             burst = 0
         if burst > 0:
             burst -= 1
@@ -248,15 +248,18 @@ def _unexplained(history: LossScaleHistory, search: int) -> int:
     return count
 
 
-def _adjacent(before: ScaleAttempt, after: ScaleAttempt) -> bool:
-    """True if no clean step lies between the two, as far as is known."""
+def _one_burst(before: ScaleAttempt, after: ScaleAttempt) -> bool:
+    """True if both are about the same scale, or no clean step lies between the two, as far as is known."""
+    if after.scale == before.scale:
+        return True
     return before.step is None or after.step is None or after.step - before.step <= 1
 
 
 def _grew_before(history: LossScaleHistory, index: int) -> bool:
     """True if the scale had doubled between this overflow and the one before, which takes `window` clean steps.
 
-    Half of them are enough, because the steps of a log are as coarse as its lines about them. The first overflow after a clean beginning is taken for one where the start of the scale is not known.
+    Half of them are enough, because the steps of a log are as coarse as its lines about them. The first overflow after
+    a clean beginning is taken for one where the start of the scale is not known.
     """
     attempt = history.attempts[index]
     if index == 0:
