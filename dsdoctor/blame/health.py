@@ -22,6 +22,7 @@ _OF_PROCESS: dict[str, Trouble] = {
     "raised": "raised",
     "exited": "exited",
     "killed": "killed",
+    "out-of-memory": "killed",
     "hung": "hung",
     "timeout": "timeout",
     "not-started": "not-started",

@@ -11,11 +11,12 @@ from dsdoctor.diagnoses import context, memory_numbers
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import roots
-from dsdoctor.diagnoses.processes import KILL, Ending, memory_verdict
+from dsdoctor.diagnoses.processes import KILL, Ending, memory_curve, memory_verdict
+from dsdoctor.diagnoses.standing import where
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.frames import passes_through
 from dsdoctor.logs.facts import LogEvent
-from dsdoctor.runs.facts import Failure
+from dsdoctor.runs.facts import Failure, Run
 
 ABSURD_BYTES = 2**48
 """256 TiB: more than any device or host has. A request above it is a corrupt size."""
@@ -202,7 +203,7 @@ class HostOomKill(Diagnosis):
     raises a Python exception.
 
     What proves it: the counter of out-of-memory kills grew, the kernel or the scheduler says so, or host memory was
-    nearly full at the end.
+    nearly full at the end. In a run of its own dsdoctor ends the ranks just before that, and shows the curve.
 
     When it could be wrong: with the exit code alone a user, a watchdog or a scheduler may have sent the signal; the
     kernel log (`dmesg`), `memory.events` of the cgroup or the scheduler's accounting settle it.
@@ -220,6 +221,7 @@ class HostOomKill(Diagnosis):
         Form(types=("OSError",), message=r"Cannot allocate memory"),
         Form(message=r"DataLoader worker .* is killed by signal: Killed"),
     )
+    _keys = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
     _fixes = (
         Fix(text="compute the need of the host: dsdoctor triage DS_CONFIG TRAIN.py --stages memory"),
         Fix(text="load the model once or sharded (zero.Init, low-memory loading), or with fewer ranks at a time"),
@@ -230,12 +232,31 @@ class HostOomKill(Diagnosis):
         return not is_absurd(failure) and any(form.match(failure) for form in self.forms)
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        run = context.own_run(case)
+        if run is not None and run.outcome == "out-of-memory":
+            yield self._ended_before(run)
+            return
         refused = [failure for failure in context.failures(case) if self.claims(failure, case)]
         if refused:
             proof = tuple(map(context.evidence, refused))
             yield self._found("host memory ran out: an allocation was refused", proof, 0.85, None)
             return
         yield from self._killed(case)
+
+    def _ended_before(self, run: Run) -> Finding:
+        """dsdoctor ended the run before the kernel had to."""
+        left = min((sample.available_bytes for sample in run.memory), default=0)
+        stacks = tuple(where(run, rank) for rank in run.ranks if rank.stack)
+        return self.finding(
+            title="host memory runs out",
+            cause=f"the run used up the memory of the host (or the limit of its container): {left / 2**30:.2f} GiB were "
+            "left when dsdoctor ended it, before the kernel would have killed a process",
+            evidence=(Evidence(source=run.leg, text=memory_curve(run)), *stacks)[:MAX_EVIDENCE],
+            confidence=0.9,
+            caveat="Other programs on this machine use the same memory.",
+            fixes=self._fixes,
+            keys=self._keys,
+        )
 
     def _killed(self, case: Case) -> Iterator[Finding]:
         killed = roots(case, KILL)
@@ -244,7 +265,10 @@ class HostOomKill(Diagnosis):
         verdict = memory_verdict(run) if run is not None and killed else None
         if verdict is not None and run is not None:
             if verdict.out_of_memory:
-                measured = (killed[0].evidence, Evidence(source=run.leg, text=verdict.text))
+                measured = tuple(
+                    Evidence(source=run.leg, text=text) for text in (verdict.text, memory_curve(run)) if text
+                )
+                measured = (killed[0].evidence, *measured)
                 who = killed[0].who
                 yield self._found(f"{who} was killed for lack of host memory", measured, verdict.confidence, None)
             return
@@ -275,7 +299,7 @@ class HostOomKill(Diagnosis):
             confidence=confidence,
             caveat=caveat,
             fixes=self._fixes,
-            keys=("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+            keys=self._keys,
         )
 
 

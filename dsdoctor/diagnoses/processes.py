@@ -62,6 +62,10 @@ def endings(case: Case) -> Iterator[Ending]:
 
 def memory_verdict(run: Run) -> MemoryVerdict | None:
     """What the counters and the memory curve of a run say about a kill in it; None if it has neither."""
+    ranks = {rank.pid for rank in run.ranks if rank.exit_code == KILL}
+    named = next((kill for kill in run.kernel_kills if kill.pid in ranks), None)
+    if named is not None:
+        return MemoryVerdict(out_of_memory=True, confidence=0.98, text=f"the kernel's log: {named.text}")
     if run.oom_kills > 0:
         text = f"the kernel's counter of out-of-memory kills grew by {run.oom_kills} during the run"
         return MemoryVerdict(out_of_memory=True, confidence=0.95, text=text)
@@ -77,6 +81,18 @@ def memory_verdict(run: Run) -> MemoryVerdict | None:
     return MemoryVerdict(
         out_of_memory=False, confidence=confidence, text=f"no out-of-memory kill was counted and {left}"
     )
+
+
+def memory_curve(run: Run, points: int = 6) -> str:
+    """What was left of the host's memory over the run, at a few moments of it; empty where it was not watched."""
+    if not run.memory:
+        return ""
+    last = len(run.memory) - 1
+    chosen = sorted({round(last * index / (points - 1)) for index in range(points)})
+    told = ", ".join(
+        f"{run.memory[at].available_bytes / 2**30:.2f} GiB at {run.memory[at].seconds:.0f} s" for at in chosen
+    )
+    return f"host memory left: {told}; the run's processes held {run.memory[last].ranks_bytes / 2**30:.2f} GiB"
 
 
 def _of_run(run: Run) -> Iterator[Ending]:

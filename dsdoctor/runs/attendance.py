@@ -21,7 +21,8 @@ class Attendance:
 
     `told` is when the launcher (or another process) first asked the rank to end by a signal. `deserted` says that it
     was ended since the launcher or dsdoctor had gone. `state` is the kernel's letter for the process when it was asked
-    for its stacks: T is stopped, D waits in the kernel. `answers` is False where it could not write them.
+    for its stacks: T is stopped, D waits in the kernel. `answers` is False where it could not write them. `oom_kills`
+    is by how much the count of out-of-memory kills grew in the rank's control group (which may be on another node).
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Attendance:
     deserted: bool = False
     state: str = ""
     answers: bool = False
+    oom_kills: int = 0
 
     @property
     def began(self) -> bool:
@@ -57,6 +59,7 @@ def read_attendance(folder: str | Path, rank: int) -> Attendance:
             values.update(pid=event["pid"], host=event["host"])
         elif kind == "end":
             values.update(exit_code=event["exit_code"], ended=event["t"], deserted=event["deserted"])
+            values.update(oom_kills=event["oom_kills"])
         elif kind == "told":
             values.setdefault("told", event["t"])
         elif kind == "asked":

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from dsdoctor.machine.cgroup import oom_kills
 from dsdoctor.runs.attendance import LIFE_LINE, STACK_REQUEST, attendance_path
 from dsdoctor.runs.spec import RUN_MARKER, STACK_SIGNAL
 
@@ -49,6 +50,7 @@ class Attendant:
         self._launcher = os.getppid()
         self._told = False
         self._asked = ""
+        self._oom_kills = oom_kills()
         self._wake_up, self._waker = os.pipe()
         for end in (self._wake_up, self._waker):
             os.set_blocking(end, False)
@@ -97,7 +99,8 @@ class Attendant:
                 return None
 
     def _ended(self, code: int, *, deserted: bool = False) -> int:
-        self._record("end", exit_code=code, deserted=deserted)
+        killed = max(0, oom_kills() - self._oom_kills)
+        self._record("end", exit_code=code, deserted=deserted, oom_kills=killed)
         if code == -signal.SIGTERM and not self._told:
             time.sleep(_LATE_SIGNAL)  # lets a signal on its way be recorded as "told"
         return code

@@ -16,7 +16,19 @@ Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "repeat", "control
 """`repeat` is the run without DeepSpeed once more, made where the two legs differ and no exception explains it: a script
 that disagrees with itself is not deterministic. `proof` is the given config with only the keys in `Run.changed` set
 otherwise."""
-Outcome = Literal["stopped", "finished", "raised", "exited", "killed", "hung", "timeout", "interrupted", "not-started"]
+Outcome = Literal[
+    "stopped",
+    "finished",
+    "raised",
+    "exited",
+    "killed",
+    "out-of-memory",
+    "hung",
+    "timeout",
+    "interrupted",
+    "not-started",
+]
+"""`out-of-memory`: dsdoctor ended the run since host memory was nearly used up, before the kernel would have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +155,16 @@ class MemorySample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OomKill:
+    """A process that the kernel killed for lack of memory, as its log names it. In a container the pid may be another
+    one than inside."""
+
+    pid: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run of the script over all its ranks."""
 
@@ -163,7 +185,10 @@ class Run:
     """Files that the script itself wrote in its working directory, relative to it."""
     memory: tuple[MemorySample, ...] = ()
     oom_kills: int = 0
-    """By how much the cgroup's (or kernel's) counter of out-of-memory kills grew during the run."""
+    """By how much the cgroup's (or kernel's) counter of out-of-memory kills grew during the run, here or where the
+    ranks ran."""
+    kernel_kills: tuple[OomKill, ...] = ()
+    """What the kernel's log said of such kills meanwhile, where it may be read."""
     launcher_exit: int | None = None
     steps_asked: int = 0
     loss_scale: LossScaleHistory | None = None

@@ -9,40 +9,61 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsdoctor.machine import cgroup
-from dsdoctor.runs.facts import MemorySample
+from dsdoctor.runs.facts import MemorySample, OomKill
+from dsdoctor.runs.kernellog import KernelLog
 
 if TYPE_CHECKING:
     import psutil
 
 _SAMPLES = 200
-_RESERVE_SHARE, _RESERVE_BYTES = 0.03, 1 << 30
-"""A run is stopped when less than this is left, and before the kernel picks a process to kill."""
+_RESERVE_SHARE, _RESERVE_LEAST, _RESERVE_MOST = 0.03, 128 << 20, 1 << 30
+"""A run is stopped when less than this is left: before the kernel picks a process to kill, which may be dsdoctor."""
+_LOW_SHARE = 0.2
+"""Below this share of all memory (and below twice the reserve), the room is looked at more often: ranks fill some
+gigabytes in a second."""
+_GLANCE = 0.02
 
 
 class HostMemory:
-    """Samples the memory of a run; `samples` is thinned to at most 200, evenly, and keeps the highest use."""
+    """Samples the memory of a run; `samples` is thinned to at most 200, evenly, and keeps the highest use.
+
+    `low` says that memory has become scarce since the first look, `exhausted` that the reserve was touched. `oom_kills`
+    and `kernel_kills` are what the kernel did between the making of this and `close`.
+    """
 
     def __init__(self, room: Callable[[], tuple[int, int]] | None = None) -> None:
         self._room = room or _room
         self._started = time.monotonic()
-        self._kills_before = _oom_kills()
+        self._kills_before = cgroup.oom_kills()
+        self._kernel = KernelLog()
         self._samples: list[MemorySample] = []
         self._keep_every = 1
         self._seen = 0
         self._peak: MemorySample | None = None
+        self._ample = False
+        self.oom_kills = 0
+        self.kernel_kills: tuple[OomKill, ...] = ()
+        self.low = False
         self.exhausted = False
 
     def sample(self, members: Iterable[psutil.Process]) -> None:
-        """Take one sample; sets `exhausted` once the reserve is touched."""
-        available, total = self._room()
+        """Take one sample of the room and of what the members hold."""
+        available = self._look()
         held = sum(_held(member.pid) for member in members)
         now = MemorySample(
             seconds=time.monotonic() - self._started, ranks_bytes=held, available_bytes=max(0, available)
         )
         if self._peak is None or held >= self._peak.ranks_bytes:
             self._peak = now
-        self.exhausted = self.exhausted or available < min(_RESERVE_SHARE * total, _RESERVE_BYTES)
         self._keep(now)
+
+    def rest(self, seconds: float) -> None:
+        """Sleep so long; where memory is scarce with an eye on it, and only until it is exhausted."""
+        deadline = time.monotonic() + seconds
+        while not self.exhausted and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _GLANCE) if self.low else left)
+            if self.low:
+                self._look()
 
     @property
     def samples(self) -> tuple[MemorySample, ...]:
@@ -51,9 +72,20 @@ class HostMemory:
             chosen[self._peak.seconds] = self._peak
         return tuple(chosen[seconds] for seconds in sorted(chosen))
 
-    def oom_kills(self) -> int:
-        """By how much the kernel's count of out-of-memory kills grew since the start."""
-        return max(0, _oom_kills() - self._kills_before)
+    def close(self) -> None:
+        """Take stock of the kills: what the kernel counted, and what its log says."""
+        self.oom_kills = max(0, cgroup.oom_kills() - self._kills_before)
+        self.kernel_kills = self._kernel.kills()
+        self._kernel.close()
+
+    def _look(self) -> int:
+        available, total = self._room()
+        reserve = min(max(_RESERVE_SHARE * total, _RESERVE_LEAST), _RESERVE_MOST)
+        scarce = available < max(_LOW_SHARE * total, 2 * reserve)
+        self._ample = self._ample or not scarce
+        self.low = self.low or (scarce and self._ample)
+        self.exhausted = self.exhausted or available < reserve
+        return available
 
     def _keep(self, sample: MemorySample) -> None:
         if self._seen % self._keep_every == 0:
@@ -74,7 +106,7 @@ def _held(pid: int) -> int:
 
 
 def _room() -> tuple[int, int]:
-    """Bytes that are still to be had, and all there are: the narrower of machine and control group."""
+    """Bytes that are still to be had, and all there are: the narrower of machine and control group, swap included."""
     import psutil
 
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -82,15 +114,10 @@ def _room() -> tuple[int, int]:
     with contextlib.suppress(OSError):
         group = cgroup.read()
         if isinstance(group.limit, int) and group.used is not None:
-            room.append((group.limit - group.used, min(group.limit, memory.total)))
+            room.append((group.limit - group.used + _swap(group, swap.free), min(group.limit, memory.total)))
     return min(room)
 
 
-def _oom_kills() -> int:
-    """The control group's count; the machine's where there is none (the top group of version 2 has no counter)."""
-    with contextlib.suppress(OSError):
-        count = cgroup.read().oom_kills
-        if count is not None:
-            return count
-        return cgroup.parse_stat(Path("/proc/vmstat").read_text(encoding="utf-8")).get("oom_kill", 0)
-    return 0
+def _swap(group: cgroup.Cgroup, free: int) -> int:
+    """Swap that the group may still use: it is killed only when that is gone too."""
+    return min(free, max(0, group.swap - (group.swap_used or 0))) if isinstance(group.swap, int) else free

@@ -101,7 +101,7 @@ def _bad(rank: RankRun) -> bool:
 def outcome(ranks: Sequence[RankRun], traces: Sequence[RankTrace], first: RankRun | None, ended: Ended) -> Outcome:
     """The run as a whole; `first` is the first rank that failed by itself."""
     if ended.reason == "memory":
-        return "exited"
+        return "out-of-memory"
     if not any(trace.started for trace in traces) and ended.reason in ("launcher", "settled"):
         return "not-started"
     if first is not None:
@@ -131,7 +131,7 @@ def why(
 
     `tail` are the last lines of the launcher, `printed` is the last line on the stderr of `first`.
     """
-    if ended.reason == "memory":
+    if outcome == "out-of-memory":
         return "stopped by dsdoctor: host memory was nearly used up, the kernel would have killed a process"
     if outcome == "not-started":
         return f"no rank was started; the launcher said: {tail}" if tail else "no rank was started"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 import time
@@ -21,13 +22,19 @@ _PLAYS_A_LIBRARY = _OURS / "runs" / "plain"
 _ANSWER_SECONDS = 3.0
 
 
+def request_stacks(folder: str | Path, request: str) -> None:
+    """Ask all ranks for their stacks without waiting; `request` differs from that of the time before."""
+    with contextlib.suppress(OSError):
+        (Path(folder) / STACK_REQUEST).write_text(request, encoding="utf-8")
+
+
 def ask(folder: str | Path, ranks: Iterable[int], request: str) -> None:
     """Ask the ranks for their stacks and wait for the answers, a few seconds at most.
 
     `request` differs from that of the time before. A rank that cannot answer is not waited for.
     """
     before = {rank: _size(folder, rank) for rank in ranks}
-    (Path(folder) / STACK_REQUEST).write_text(request, encoding="utf-8")
+    request_stacks(folder, request)
     deadline = time.monotonic() + _ANSWER_SECONDS
     while time.monotonic() < deadline and not all(_answered(folder, rank, size) for rank, size in before.items()):
         time.sleep(0.05)

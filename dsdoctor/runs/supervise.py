@@ -21,7 +21,7 @@ from dsdoctor.runs.facts import Frame, Leg, RankRun, Run
 from dsdoctor.runs.hostmemory import HostMemory
 from dsdoctor.runs.launcher import LaunchError, LaunchPlan, command, environment, free_port, world_size
 from dsdoctor.runs.outcome import Ended, Reason
-from dsdoctor.runs.processes import ATTENDANT, LAUNCHER_OUTPUT, Processes, handled, raise_interrupt
+from dsdoctor.runs.processes import ATTENDANT, LAUNCHER_OUTPUT, Processes, handled, kill, raise_interrupt
 from dsdoctor.runs.spec import RunSpec
 from dsdoctor.runs.trace import RankTrace, read_trace
 from dsdoctor.runs.watch import Watch
@@ -125,7 +125,7 @@ def _run_once(
         processes = stack.enter_context(Processes(folder))
         env = environment(plan, folder) | {extensions.VARIABLE: str(cache)}
         processes.start(line, env, spec.cwd, folder / LAUNCHER_OUTPUT)
-        memory = HostMemory()
+        memory = stack.enter_context(contextlib.closing(HostMemory()))
         ended = _watch(processes, memory, Watch(folder=folder, ranks=ranks), cache, spec, limits, progress)
         found, moved = _stacks(folder, ranks, ended)
         removed = processes.end()
@@ -151,30 +151,44 @@ def _watch(
 ) -> Ended:
     """Look every moment until the run is over or has to be ended."""
     started, told = time.monotonic(), -1
-    last, building = started, 0.0
+    last, building, low = started, 0.0, False
     while True:
         code = processes.poll()
         members = processes.members()
         memory.sample(members)
+        if memory.low and not low:
+            stacks.request_stacks(watch.folder, "memory is low")  # a rank that is killed can tell no more where it was
+        low = memory.low
         watch.look()
         if progress is not None and watch.steps > told:
             told = watch.steps
             progress(f"step {told} of {spec.steps}" if told else "starting")
         if code is not None:
             return Ended(reason="launcher", time=time.time(), launcher_exit=code)
+        if memory.exhausted:
+            return _out_of_memory(members)
         now = time.monotonic()
         if _compiling(members):
             building += now - last
             watch.last_progress = now
         last = now
         spent = now - started - min(building, _BUILD_SECONDS)
-        reason = "memory" if memory.exhausted else _to_be_ended(watch, limits, spent)
+        reason = _to_be_ended(watch, limits, spent)
         if reason == "hung" and extensions.waited_for(cache):
             watch.last_progress = now
         elif reason is not None:
             limit = _patience(watch, limits) if reason == "hung" else limits.timeout
             return Ended(reason=reason, time=time.time(), limit=limit)
-        time.sleep(_POLL)
+        memory.rest(_POLL)
+        if memory.exhausted:
+            return _out_of_memory(members)
+
+
+def _out_of_memory(members: Sequence[psutil.Process]) -> Ended:
+    """Kill at once: what is asked to end goes on filling the memory meanwhile."""
+    ended = Ended(reason="memory", time=time.time())
+    kill(members)
+    return ended
 
 
 def _to_be_ended(watch: Watch, limits: Limits, seconds: float) -> Reason | None:
@@ -234,7 +248,8 @@ def _gather(spec: RunSpec, leg: Leg, expected: int, seen: _Seen) -> Run:
         facts=next((trace.facts for trace in traces if trace.facts is not None), None),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
         memory=seen.memory.samples,
-        oom_kills=seen.memory.oom_kills(),
+        oom_kills=max(seen.memory.oom_kills, *(each.oom_kills for each in attendance)),
+        kernel_kills=seen.memory.kernel_kills,
         launcher_exit=ended.launcher_exit,
         loss_scale=_loss_scale(leg, traces, ended),
         extra=_extra(seen, traces, attendance, ranks),
@@ -253,8 +268,6 @@ def _extra(
 ) -> dict[str, Any]:
     """What only some readers want. `states` are the kernel's letters for ranks that were found hanging."""
     extra: dict[str, Any] = {"port": seen.port, "contained": _contained(traces)}
-    if seen.ended.reason == "memory":
-        extra["stopped_for_memory"] = True
     if states := {each.rank: each.state for each in attendance if each.state}:
         extra["states"] = states
         extra["moved"] = list(seen.moved)

@@ -92,3 +92,20 @@ def test_a_path_that_leads_out_of_the_mount_is_not_followed(tmp_path):
 def test_not_linux(tmp_path):
     with pytest.raises(OSError, match="cgroup"):
         cgroup.read(tmp_path, tmp_path)
+
+
+def test_room_is_that_of_the_level_where_least_is_left(tmp_path):
+    """A pod's or a job's limit holds for all groups in it together, so a group with little of its own may be full."""
+    proc, mount = lay_out(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/job/step\n",
+            "sys/job/memory.max": f"{16 * GIB}\n",
+            "sys/job/memory.current": f"{15 * GIB}\n",
+            "sys/job/step/memory.max": f"{8 * GIB}\n",
+            "sys/job/step/memory.current": f"{1 * GIB}\n",
+            "sys/job/step/memory.swap.current": "7\n",
+        },
+    )
+    found = cgroup.read(proc, mount)
+    assert (found.limit, found.used, found.swap_used) == (16 * GIB, 15 * GIB, 7)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import doctest
 import mmap
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from dsdoctor.runs import hostmemory
+from dsdoctor.runs import hostmemory, kernellog
 from dsdoctor.runs.hostmemory import HostMemory
 
 GIB = 1 << 30
@@ -54,8 +57,42 @@ def test_curve_is_thinned_and_keeps_its_peak(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_kills_before_the_run_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([7, 9])
-    monkeypatch.setattr(hostmemory, "_oom_kills", lambda: next(counts))
-    assert HostMemory(room=lambda: (GIB, GIB)).oom_kills() == 2
+    monkeypatch.setattr(hostmemory.cgroup, "oom_kills", lambda: next(counts))
+    memory = HostMemory(room=lambda: (GIB, GIB))
+    memory.close()
+    assert memory.oom_kills == 2
+
+
+def test_swap_that_the_group_may_use_is_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills in a group only when its swap is full as well."""
+    group = hostmemory.cgroup.Cgroup(version=2, limit=1000, used=900, swap=500, swap_used=100)
+    monkeypatch.setattr(hostmemory.cgroup, "read", lambda: group)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=GIB))
+    assert hostmemory._room() == (500, 1000)
+
+
+def test_memory_that_becomes_scarce_is_looked_at_more_often() -> None:
+    left = iter([40, 10, 10, 10, 0])
+    looks = []
+
+    def room() -> tuple[int, int]:
+        looks.append(next(left) * GIB)
+        return looks[-1], 64 * GIB
+
+    memory = HostMemory(room=room)
+    memory.sample([])
+    assert not memory.low
+    memory.sample([])
+    assert (memory.low, memory.exhausted) == (True, False)
+    memory.rest(30)  # ends as soon as less than the reserve is left
+    assert (memory.exhausted, len(looks)) == (True, 5)
+
+
+def test_log_of_the_kernel_is_understood(tmp_path: Path) -> None:
+    assert doctest.testmod(kernellog).failed == 0
+    absent = kernellog.KernelLog(tmp_path / "absent")
+    assert absent.kills() == ()
+    absent.close()
 
 
 def test_limit_of_the_control_group_counts_where_it_is_narrower(monkeypatch: pytest.MonkeyPatch) -> None:

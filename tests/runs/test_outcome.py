@@ -140,7 +140,7 @@ def test_settled_run_is_judged_by_its_ranks() -> None:
 
 def test_stop_for_memory_is_said() -> None:
     result, why, ranks = judge([trace(0)], [seen(0, -15, 20.1)], Ended(reason="memory", time=20))
-    assert (result, ranks[0].ended_by_us) == ("exited", True)
+    assert (result, ranks[0].ended_by_us) == ("out-of-memory", True)
     assert "host memory" in why
 
 
