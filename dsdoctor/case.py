@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsdoctor.blame.facts import Bisection
 from dsdoctor.comm.facts import CommFacts
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.finding import FirstBad
@@ -31,6 +32,7 @@ class Case:
     model: ModelConfig | None = None
     runs: tuple[Run, ...] = ()
     logs: LogFacts | None = None
+    bisection: Bisection | None = None
 
     def run(self, leg: str) -> Run | None:
         """The run of that leg, or None where it was not made."""

@@ -75,7 +75,7 @@ class _Search:
         self._samples: dict[str, list[Outcome]] = {}
         self._trials: list[Trial] = []
         self._found: list[Change] = []
-        self._minimal = self._verified = False
+        self._minimal = self._verified = self._searched = False
         self._masked: dict[str, None] = {}
 
     def go(self, pool: Sequence[Change], suspicions: Sequence[Change]) -> None:
@@ -107,6 +107,7 @@ class _Search:
         """All changes together or, where they break something of their own, all but one group."""
         if not pool:
             return None
+        self._searched = True
         if self._passes(pool):
             return list(pool)
         if self._samples[self._key(pool)][0].kind == "fails":
@@ -187,6 +188,7 @@ class _Search:
             patch=patch.diff(self._given, changed(self._given, self._found)),
             verified=self._verified,
             minimal=self._minimal,
+            searched=self._searched,
             trials=tuple(self._trials),
             given=self._rate([], failed_before=self._seen),
             changed=self._rate(self._found) if self._found else None,

@@ -37,7 +37,8 @@ class Bisection:
 
     `keys` are its dotted keys and `patch` is its merge patch; both are empty where nothing that was tried passes.
     `verified` says that the change passed each time it was run (twice at least) and that the given config does not pass
-    as often; `minimal` that no part of the change can be left out. `given` and `changed` are the rates, where the
+    as often; `minimal` that no part of the change can be left out; `searched` that all that may be changed was tried
+    together, not single suspicions only. `given` and `changed` are the rates, where the
     failure may be a matter of chance. `masked` are keys whose change makes the failure give way to another one.
     `untried` is what was not tried, in words; `stopped` why the search ended early, empty where it did not.
     """
@@ -46,6 +47,7 @@ class Bisection:
     patch: Mapping[str, Any] = field(default_factory=dict)
     verified: bool = False
     minimal: bool = False
+    searched: bool = False
     trials: tuple[Trial, ...] = ()
     given: Rate | None = None
     changed: Rate | None = None
@@ -56,4 +58,4 @@ class Bisection:
     @property
     def nothing_passes(self) -> bool:
         """True where the search came to its end and no config that was tried passes."""
-        return bool(self.trials) and not self.keys and not self.stopped
+        return self.searched and not self.keys and not self.stopped

@@ -15,7 +15,7 @@ from dsdoctor import loss_scale
 from dsdoctor.runs.facts import RankRun, Run, Step
 
 Trouble = Literal[
-    "raised", "exited", "killed", "hung", "timeout", "not-started", "non-finite", "collapse", "all-skipped"
+    "raised", "exited", "killed", "hung", "timeout", "not-started", "non-finite", "collapse", "all-skipped", "diverged"
 ]
 NUMERIC: tuple[Trouble, ...] = ("non-finite", "collapse", "all-skipped")
 _OF_PROCESS: dict[str, Trouble] = {
@@ -31,7 +31,10 @@ _OF_PROCESS: dict[str, Trouble] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """The judgement. `trouble` is None for a run that did not fail; `step` and `rank` say where it began."""
+    """The judgement. `trouble` is None for a run that did not fail; `step` and `rank` say where it began.
+
+    A run alone cannot be `diverged`: that is what `blame.compare` makes of two of them.
+    """
 
     trouble: Trouble | None = None
     why: str = ""

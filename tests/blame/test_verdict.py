@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from dsdoctor.blame.facts import Bisection, Trial
 from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
 from dsdoctor.finding import Evidence, Finding, FirstBad
@@ -52,8 +53,12 @@ def finding(identifier, *, severity="error", role="root", keys=()):
     )
 
 
-def blame(*runs, findings=()):
-    return decide(Case(runs=runs), findings)
+def blame(*runs, findings=(), bisection=None):
+    return decide(Case(runs=runs, bisection=bisection), findings)
+
+
+def proof(*keys, verified=True):
+    return Bisection(keys=keys, patch={"changed": None}, verified=verified, minimal=True)
 
 
 def raised(name, kind="KeyError", message="'unknown'"):
@@ -144,8 +149,7 @@ def test_a_backward_around_the_engine_that_stage_0_refuses_is_the_configs():
 
 def test_a_proof_comes_before_the_error_that_follows_from_the_key():
     lint = finding("config/conflict", keys=("zero_optimization.stage",))
-    proof = leg("proof", changed=("optimzer",))
-    verdict = blame(raised("with-deepspeed"), proof, findings=[lint])
+    verdict = blame(raised("with-deepspeed"), findings=[lint], bisection=proof("optimzer"))
     assert (verdict.blame, verdict.culprit) == ("config", ("optimzer",))
 
 
@@ -165,14 +169,66 @@ def test_config_proved_by_lint_names_the_keys():
 
 
 def test_config_proved_by_a_run_that_passes_once_the_key_is_changed():
-    proof = leg("proof", changed=("communication_data_type",))
-    verdict = blame(leg("with-deepspeed", BAD), leg("without-deepspeed"), proof)
+    proved = proof("communication_data_type")
+    verdict = blame(leg("with-deepspeed", BAD), leg("without-deepspeed"), bisection=proved)
     assert (verdict.blame, verdict.culprit) == ("config", ("communication_data_type",))
 
 
-def test_a_proof_that_fails_proves_nothing():
-    proof = leg("proof", BAD, changed=("communication_data_type",))
-    assert blame(leg("with-deepspeed", BAD), leg("without-deepspeed"), proof).blame == "deepspeed"
+def test_a_change_that_passed_once_and_failed_once_proves_nothing():
+    doubtful = proof("communication_data_type", verified=False)
+    assert blame(leg("with-deepspeed", BAD), leg("without-deepspeed"), bisection=doubtful).blame == "deepspeed"
+
+
+def test_a_search_that_found_nothing_makes_deepspeed_the_surer():
+    legs = (leg("with-deepspeed", BAD), leg("without-deepspeed"))
+    nothing = Bisection(searched=True, trials=(Trial(changed=("zero_optimization.stage",), kind="fails"),))
+    alone, tried = blame(*legs), blame(*legs, bisection=nothing)
+    assert alone.blame == tried.blame == "deepspeed"
+    assert tried.confidence > alone.confidence
+
+
+def test_an_error_inside_deepspeed_that_a_key_avoids_is_deepspeeds_and_names_the_key():
+    inside = [finding("deepspeed/internal-error")]
+    legs = (raised("with-deepspeed", kind="RuntimeError"), leg("without-deepspeed"))
+    verdict = blame(*legs, findings=inside, bisection=proof("zero_optimization.stage"))
+    assert (verdict.blame, verdict.culprit) == ("deepspeed", ("zero_optimization.stage",))
+
+
+def test_a_refusal_with_a_message_is_an_answer_to_the_key_that_avoids_it():
+    inside = [finding("deepspeed/internal-error")]
+    legs = (raised("with-deepspeed", kind="ValueError", message="buffer_count must be"), leg("without-deepspeed"))
+    verdict = blame(*legs, findings=inside, bisection=proof("zero_optimization.offload_optimizer"))
+    assert (verdict.blame, verdict.culprit) == ("config", ("zero_optimization.offload_optimizer",))
+
+
+AWAY = tuple(Step(index=i, losses=(1.0 if i < 2 else 0.5,)) for i in range(8))
+STEADY = tuple(Step(index=i, losses=(1.0,)) for i in range(8))
+
+
+def test_losses_that_move_away_from_a_steady_control_are_a_failure():
+    legs = (leg("with-deepspeed", AWAY), leg("without-deepspeed", STEADY), leg("repeat", STEADY))
+    verdict = blame(*legs)
+    assert verdict.blame == "deepspeed"
+    assert "from step 2 on" in verdict.summary
+    assert blame(*legs[:2]).blame == "healthy"  # without the repetition it could be the script's own disorder
+    named = blame(*legs, bisection=proof("zero_optimization.overlap_comm"))
+    assert (named.blame, named.culprit) == ("config", ("zero_optimization.overlap_comm",))
+
+
+def test_losses_of_a_script_that_does_not_repeat_its_own_prove_nothing():
+    verdict = blame(leg("with-deepspeed", STEADY), leg("without-deepspeed", AWAY), leg("repeat", STEADY))
+    assert (verdict.blame, verdict.confidence < 0.9) == ("healthy", True)
+    verdict = blame(leg("with-deepspeed", BAD), leg("without-deepspeed", AWAY), leg("repeat", STEADY))
+    assert verdict.blame == "inconclusive"
+    assert "--seed" in verdict.summary
+
+
+def test_a_model_that_does_not_fit_without_zero_is_no_fault_of_deepspeed():
+    plain = raised("without-deepspeed", kind="torch.OutOfMemoryError", message="CUDA out of memory.")
+    verdict = blame(leg("with-deepspeed", BAD), plain)
+    assert verdict.blame == "inconclusive"
+    assert "--shrink" in verdict.summary
+    assert blame(leg("with-deepspeed"), plain).blame == "healthy"
 
 
 def test_the_environment_comes_before_the_config():
