@@ -8,7 +8,8 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, op_builds
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
-from dsdoctor.finding import Finding, Fix
+from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.frames import passes_through
 from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure
 
@@ -105,6 +106,7 @@ class Compiler(TextDiagnosis):
         Form(message=r"Ninja is required to load C\+\+ extensions|Unable to JIT load the \w+ op due to"),
         Form(message=r"\w+ requires the '[^']+' command, but it does not exist"),
         Form(types=("ImportError",), message=r"torch_extensions\S*\.so: cannot open shared object file"),
+        Form(types=("CalledProcessError",), message=r"'\['which', '(?:[gc]\+\+|cc|nvcc|ninja)'\]' returned non-zero"),
     )
     kinds = ("compile-error",)
     confidence = 0.9
@@ -163,6 +165,10 @@ class OpAttribute(TextDiagnosis):
     )
     fixes = (Fix(text="read the first error of the build; if it is not in this excerpt, look further up"),)
 
+    def events(self, case: Case) -> list[LogEvent]:
+        """None of a job that did its work: such an optimizer was not the one it trained with."""
+        return [] if case.logs is not None and case.logs.end == "finished" else super().events(case)
+
 
 class StaleExtension(TextDiagnosis):
     """A cached extension was built by another version of DeepSpeed or torch.
@@ -170,7 +176,8 @@ class StaleExtension(TextDiagnosis):
     What it is: `~/.cache/torch_extensions` is shared by all environments with the same Python and CUDA. An extension
     built for another release lacks functions, or symbols of torch.
 
-    What proves it: an attribute missing from an op module, or an undefined symbol in a .so of that cache.
+    What proves it: an attribute missing from an op module, or an undefined symbol (or a version of libstdc++ that is
+    not there) in a .so of that cache.
 
     When it could be wrong: a package that was installed with compiled ops for another torch has undefined symbols too;
     then it must be installed again.
@@ -187,6 +194,10 @@ class StaleExtension(TextDiagnosis):
             message=r"module '(?:deepspeed_\w+|\w+_op)' has no attribute",
         ),
         Form(types=("ImportError", "OSError"), message=r"(?:torch_extensions|deepspeed)\S*\.so: undefined symbol"),
+        Form(
+            types=("ImportError", "OSError"),
+            message=r"version `(?:GLIBCXX|CXXABI)_[\d.]+' not found \(required by \S*(?:torch_extensions|deepspeed)",
+        ),
     )
     cause = "an extension in the cache was built by another version of DeepSpeed or torch"
     fixes = (
@@ -201,11 +212,14 @@ class JitLock(Diagnosis):
     What it is: torch locks the folder of an extension while it builds. A build that was killed leaves `lock` behind,
     and the next process waits for ever, without using the CPU.
 
-    What proves it: the log ends after "Using ... as PyTorch extensions root" and no extension was loaded afterwards.
+    What proves it: a stack of the process that stands in torch's `file_baton.py` (py-spy, or the traceback of Ctrl-C).
+    Without one: the log ends after "Using ... as PyTorch extensions root" and no extension was loaded afterwards.
 
-    When it could be wrong: a first build takes minutes; the processes then use the CPU.
+    When it could be wrong: a first build takes minutes; one process then uses the CPU while the others wait for its
+    lock.
 
-    What to do: end the processes, delete the `lock` file.
+    What to do: end the processes, then `find ~/.cache/torch_extensions -name lock -delete` (or in
+    `$TORCH_EXTENSIONS_DIR`).
     """
 
     id = "build/jit-lock"
@@ -213,6 +227,27 @@ class JitLock(Diagnosis):
     title = "a stale lock keeps the extension from being loaded"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        waits = self._stacks(case)
+        if waits:
+            yield self.finding(
+                cause="a process waits for the lock of an extension's folder; a killed build leaves one behind",
+                evidence=waits,
+                confidence=0.9,
+                caveat="A first build takes minutes, and the other processes wait for it at the same place.",
+                fixes=(_UNLOCK,),
+            )
+        else:
+            yield from self._ends_before_loading(case)
+
+    def _stacks(self, case: Case) -> tuple[Evidence, ...]:
+        """Stacks that stand in torch's waiting for the lock: of a tracing tool, or of a process stopped by hand."""
+        seen = [event.evidence() for event in case.logs.of_kind("waits-for-lock")] if case.logs is not None else []
+        stopped = [
+            f for f in context.failures(case) if f.type == "KeyboardInterrupt" and passes_through(f.frames, _BATON)
+        ]
+        return (*map(context.evidence, stopped[:1]), *seen[:1])
+
+    def _ends_before_loading(self, case: Case) -> Iterator[Finding]:
         logs = case.logs
         if logs is None or logs.end == "finished" or logs.failures or logs.exits or logs.steps_seen:
             return
@@ -229,10 +264,15 @@ class JitLock(Diagnosis):
             confidence=0.5,
             caveat="The log ends there, and a first build takes minutes: a process that builds uses the CPU, one that "
             "waits does not.",
-            fixes=(Fix(text=f"end the processes and delete the file lock in the extension's folder under {folder}"),),
+            fixes=(_UNLOCK,),
         )
 
 
 _LINES_AFTER = 5
+_BATON = r"file_baton\.py:wait"
+_UNLOCK = Fix(
+    text="end the processes and delete the stale file: find ~/.cache/torch_extensions -name lock -delete (or in "
+    "$TORCH_EXTENSIONS_DIR)"
+)
 
 DIAGNOSES: tuple[Diagnosis, ...] = (CudaMismatch(), CudaHome(), Compiler(), StaleExtension(), JitLock(), OpAttribute())

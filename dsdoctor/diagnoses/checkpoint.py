@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Fix
+
+_LOADS = r"load_checkpoint|checkpoint_engine|zero_to_fp32\.py|ds_to_universal\.py|_load_from_checkpoint"
 
 
 class WorldSize(TextDiagnosis):
@@ -36,11 +40,13 @@ class WorldSize(TextDiagnosis):
 
 
 class MissingShards(TextDiagnosis):
-    """Files of a checkpoint are not there.
+    """Files of a checkpoint are not there, or cut off.
 
-    What it is: a wrong folder or tag, files of another node that were never copied, a save that was interrupted.
+    What it is: a wrong folder or tag, files of another node that were never copied, a save that was interrupted (its
+    file is there and ends too early).
 
-    What proves it: the loader's message about the file that it looked for, or a bare assertion inside the loader.
+    What proves it: the loader's message about the file that it looked for or could not read to its end, or a bare
+    assertion inside the loader.
 
     When it could be wrong: a `latest` file that is missing is only a warning: DeepSpeed then starts afresh in silence.
 
@@ -50,7 +56,7 @@ class MissingShards(TextDiagnosis):
 
     id = "checkpoint/missing-shards"
     severity = "error"
-    title = "files of the checkpoint are missing"
+    title = "files of the checkpoint are missing or cut off"
     forms = (
         Form(message=r"Expected \d+ of '[^']*' under '[^']*' but found \d+ files"),
         Form(
@@ -58,6 +64,10 @@ class MissingShards(TextDiagnosis):
         ),
         Form(types=("FileNotFoundError",), message=r"(?:zero_pp_rank|mp_rank|optim_states|model_states)\S*\.pt"),
         Form(message=r"Invalid for universal checkpoint: \S+ does not exist"),
+        Form(message=r"(?P<damaged>PytorchStreamReader) failed", frames=_LOADS),
+        Form(
+            types=("UnpicklingError", "EOFError"), message=r"(?P<damaged>pickle data|Ran out of input)", frames=_LOADS
+        ),
         Form(
             types=("AssertionError",),
             message=r"^\s*$",
@@ -69,6 +79,13 @@ class MissingShards(TextDiagnosis):
         Fix(text="see that the folder holds the parts of all ranks under the tag that its file latest names"),
         Fix(text="save to a file system that all nodes share"),
     )
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        if "damaged" in groups:
+            return (
+                "a file of the checkpoint cannot be read to its end: its save was interrupted, or it was copied in part"
+            )
+        return super().tell(groups)
 
 
 class ZeroToFp32(TextDiagnosis):

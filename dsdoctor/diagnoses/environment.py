@@ -17,7 +17,7 @@ from dsdoctor.units import size
 SOURCE = "environment"
 NO_DEVICE_TEXT = (
     r"Found no NVIDIA driver|no CUDA-capable device|not compiled with CUDA|No CUDA GPUs are available"
-    r"|invalid device ordinal"
+    r"|invalid device ordinal|NVIDIA driver on your system is too old|doesn't have NCCL built in"
 )
 _SMALL_SHM = 512 << 20
 """DeepSpeed's own report warns below this."""
@@ -29,9 +29,9 @@ _SMALL_MEMLOCK = 64 << 20
 class NoDevice(TextDiagnosis):
     """The job asks for a CUDA device, and none (or not that many) is visible to it.
 
-    What proves it: torch's exception (`Found no NVIDIA driver`, `no CUDA-capable device`, `invalid device ordinal`, a
-    build of torch without CUDA), or a device that was asked for (`--device cuda`, `DS_ACCELERATOR=cuda`) where torch
-    sees no GPU.
+    What proves it: torch's exception (`Found no NVIDIA driver`, a driver too old for this torch, `no CUDA-capable
+    device`, `invalid device ordinal`, a build of torch without CUDA or NCCL), or a device that was asked for
+    (`--device cuda`, `DS_ACCELERATOR=cuda`) where torch sees no GPU.
 
     When it could be wrong: without such a wish DeepSpeed silently chooses its CPU accelerator; that is a finding of its
     own and no error.

@@ -75,10 +75,11 @@ class DtypeUnsupported(TextDiagnosis):
     severity = "error"
     title = "the device does not support this precision"
     forms = (
-        Form(message=r"Type (?P<type>fp16|bf16) is not supported on your device"),
+        Form(message=r"Type (?P<type>fp16|bf16) is not supported(?: on your device|\.)"),
         Form(message=r"Your setup doesn't support (?P<type>bf16)"),
         Form(message=r"(?P<type>[Bb][Ff](?:loat)?16) is (?:only|not) supported (?:on|by|for) (?:this|your|GPU|the)"),
         Form(message=r"(?P<type>bf16|fp16) mixed precision requires .*(?:GPU|device|PyTorch)"),
+        Form(message=r"CUBLAS_STATUS_NOT_SUPPORTED[\s\S]*CUDA_R_16(?P<type>BF)"),
         Form(message=r"\"\w+\" not implemented for '(?P<type>Half|BFloat16)'"),
         Form(message=r"\b(?P<type>fp16|FP16)\b.{0,60}can only be (?:used|enabled) on (?:CUDA|GPU)"),
     )

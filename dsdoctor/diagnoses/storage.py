@@ -61,8 +61,9 @@ class NvmeSwap(TextDiagnosis):
     What it is: parameters or optimizer states that are to lie on a disk need the async_io extension (libaio) and a
     folder with room for 12 to 16 bytes a parameter.
 
-    What proves it: an error out of DeepSpeed's swapping code or of async_io; before a run the folder itself, if it
-    cannot be written in or lies in memory or on the network.
+    What proves it: an error out of DeepSpeed's swapping code or of async_io, or a swap file that is shorter than the
+    buffer written to it (`buffer nbytes != file bytes`, which ends the process with -6); before a run the folder
+    itself, if it cannot be written in or lies in memory or on the network.
 
     When it could be wrong: a full disk there is reported as `disk/full`.
 
@@ -75,11 +76,17 @@ class NvmeSwap(TextDiagnosis):
     forms = (
         Form(message=r"expected str, bytes or os\.PathLike object, not NoneType", frames=r"swap_tensor[/\\]"),
         Form(types=("AssertionError", "RuntimeError", "OSError"), frames=r"deepspeed[/\\]runtime[/\\]swap_tensor[/\\]"),
-        Form(message=r"async_io.*(?:not compatible|requires the dev libaio|failed)"),
+        Form(message=r"async_io.*(?:not compatible|not being compatible|requires the dev libaio|failed)"),
     )
-    confidence = 0.8
+    kinds = ("swap-failed",)
+    confidence = 0.85
     cause = "DeepSpeed cannot swap tensors to NVMe"
-    fixes = (Fix(text="install libaio's development files and give nvme_path a folder on that disk with enough room"),)
+    fixes = (
+        Fix(text="see to the room on the disk of nvme_path (df -h): 12 to 16 bytes a parameter, and that it is local"),
+        Fix(
+            text="install libaio's development files (libaio-dev, libaio-devel); ds_report shows whether async_io loads"
+        ),
+    )
     keys = ("zero_optimization.offload_param.nvme_path", "zero_optimization.offload_optimizer.nvme_path")
 
     def examine(self, case: Case) -> Iterator[Finding]:

@@ -110,7 +110,7 @@ COUNTS = (
     ),
     _row(
         "figures",
-        "loss=",
+        ("loss=", "loss_step="),
         rf"\| *\d+/\d+ \[[^\]]*?(?:it/s|s/it)[^\]]*?\b(?:train_)?loss(?:_step)?=(?P<loss>{NUMBER})",
     ),
     _row(
@@ -256,10 +256,18 @@ EVENTS = (
             "out of memory: Kill",
             "oom-killer",
             "memory limit",
+            "memory pressure (OOM)",
         ),
         r"oom-kill(?:er)?\b|oom_kill event|(?:Out of memory|out of memory): Kill|OOMKilled"
-        r"|[Ee]xceeded (?:job |step )?memory limit",
+        r"|[Ee]xceeded (?:job |step )?memory limit|killed due to memory pressure \(OOM\)",
     ),
+    _row("host-allocation", "std::bad_alloc", r"instance of 'std::bad_alloc'|what\(\): +std::bad_alloc"),
+    _row(
+        "swap-failed",
+        ("buffer nbytes != file bytes", "deepspeed_py_aio", "deepspeed_aio_common"),
+        r"buffer nbytes != file bytes|deepspeed_(?:py_)?aio\w*\.cpp:\d+: .*Assertion",
+    ),
+    _row("waits-for-lock", "file_baton.py", r"^\s*wait \(\S*file_baton\.py:\d+\)"),
     _row("local-rank-refused", "unrecognized arguments", r"error: unrecognized arguments:.*--local[-_]rank"),
     _row(
         "ssh-failed",
@@ -327,6 +335,9 @@ IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Ex
 
 ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert")
 """Kinds that count inside a traceback too, even in one of a destructor; everything else there is code or a message."""
+
+ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded")
+"""Kinds that mean the same whatever the digits in the line are, and tell nothing but that they came."""
 
 ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *COUNTS, *EVENTS)
 BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {

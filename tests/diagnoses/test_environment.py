@@ -54,6 +54,8 @@ POSITIVE: dict[str, list[Case]] = {
         failed("RuntimeError", "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
         failed("AssertionError", "Torch not compiled with CUDA enabled"),
         failed("RuntimeError", "CUDA error: no CUDA-capable device is detected"),
+        failed("RuntimeError", "The NVIDIA driver on your system is too old (found version 11040)."),
+        failed("RuntimeError", "Distributed package doesn't have NCCL built in"),
         Case(machine=CPU, comm=CommFacts(world_size=2, asked_device="cuda")),
         Case(machine=CPU, comm=REFUSED),
         machine(environment={"DS_ACCELERATOR": "cuda"}),

@@ -11,6 +11,7 @@ from tests.diagnoses.examples import found
 from tests.diagnoses.making import (
     INF,
     NAN,
+    TORCH,
     USER,
     event,
     failed,
@@ -83,6 +84,8 @@ POSITIVE = {
         failed("ValueError", "Type fp16 is not supported on your device.", USER),
         log_failure("ValueError", "Your setup doesn't support bf16/gpu. You need Ampere+ GPU", USER),
         failed("RuntimeError", "\"addmm_impl_cpu_\" not implemented for 'Half'", USER),
+        failed("ValueError", "Type fp16 is not supported.", USER),
+        failed("RuntimeError", "CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(a, CUDA_R_16BF, lda)`", TORCH),
     ],
     "numerics/underflow": [of(steps((2.0, 2.0, 2.0, 2.0), norm=0.0), precision="fp16")],
     "numerics/silent-skip": [of(SKIPPED)],
@@ -110,7 +113,11 @@ NEGATIVE = {
     ],
     "numerics/bad-input": [located("forward", "domain"), healthy()],
     "numerics/zero-gradients": [failed("AssertionError", "", USER), failed("ValueError", "all_groups_norm", NORM)],
-    "numerics/dtype-unsupported": [failed("ValueError", "Type of argument is not supported", USER), healthy()],
+    "numerics/dtype-unsupported": [
+        failed("ValueError", "Type of argument is not supported", USER),
+        healthy(),
+        failed("RuntimeError", "CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`"),
+    ],
     "numerics/underflow": [
         of(steps((2.0, 1.9, 1.8), norm=0.5), precision="fp16"),
         of(steps((2.0, 1.9, 1.8), norm=0.0), precision="bf16"),

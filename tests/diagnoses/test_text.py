@@ -6,7 +6,7 @@ from dsdoctor.case import Case
 from dsdoctor.finding import Evidence
 from dsdoctor.runs.facts import Frame
 from tests.diagnoses.examples import found
-from tests.diagnoses.making import LIBRARY, TORCH, USER, event, failed, failure, healthy, log, log_failure, run
+from tests.diagnoses.making import LIBRARY, MODULE, TORCH, USER, event, failed, failure, healthy, log, log_failure, run
 
 IMPORTED = Frame(file="/env/lib/python3.11/site-packages/deepspeed/elasticity/agent.py", line=8, function="<module>")
 LOADER = Frame(
@@ -24,6 +24,12 @@ CUDA_PAIR = (
     ">- DeepSpeed Op Builder: Installed CUDA version 12.1 does not match the version torch was compiled with 11.8, "
     "unable to compile cuda/cpp extensions without a matching cuda version."
 )
+BATON = Frame(file="/env/lib/python3.11/site-packages/torch/utils/file_baton.py", line=42, function="wait")
+ENGINE_LOADS = Frame(
+    file="/env/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line=8, function="load_checkpoint"
+)
+UNDEFINED = "undefined symbol: _ZN3c105ErrorC2E"
+CUT_OFF = "PytorchStreamReader failed reading zip archive: failed finding central directory"
 BUILD = "Error building extension 'fused_adam'"
 FINISHED = {"end": "finished"}
 ROOT = event("extensions-root", folder="/root/.cache/torch_extensions", line=90)
@@ -46,16 +52,32 @@ POSITIVE = {
     "build/compiler": [
         failed("RuntimeError", BUILD, USER),
         log_failure("RuntimeError", "Ninja is required to load C++ extensions", USER),
+        log_failure("subprocess.CalledProcessError", "Command '['which', 'c++']' returned non-zero", USER),
     ],
     "build/op-attribute": [log(event("op-attribute"))],
     "build/stale-extension": [
         failed("AttributeError", "module 'deepspeed_shm_comm' has no attribute 'initialize'", USER),
-        failed("ImportError", "/root/.cache/torch_extensions/py311/cpu_adam.so: undefined symbol: _ZN3c10", USER),
+        failed("ImportError", f"/root/.cache/torch_extensions/py311/cpu_adam.so: {UNDEFINED}", USER, LIBRARY),
+        failed("ImportError", "/opt/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by "
+               "/root/.cache/torch_extensions/py310/cpu_adam/cpu_adam.so)", USER),
     ],
-    "build/jit-lock": [stopped_after(91, ROOT)],
+    "build/jit-lock": [
+        stopped_after(91, ROOT),
+        log(event("waits-for-lock", "wait (torch/utils/file_baton.py:42)")),
+        log_failure("KeyboardInterrupt", "", USER, BATON),
+    ],
     "version/incompatible": [
         failed("ImportError", "cannot import name 'log' from 'torch.distributed.elastic.agent'", USER, IMPORTED),
         failed("AttributeError", "module 'numpy' has no attribute 'float_'", USER, LIBRARY),
+        failed("AttributeError", "`np.float_` was removed in the NumPy 2.0 release. Use `np.float64`.", USER, LIBRARY),
+        failed("ImportError", "deepspeed>=0.9.3 is required for a normal functioning of this module", USER, LIBRARY),
+        failed("ImportError", "Using the `Trainer` with `PyTorch` requires `accelerate>=0.26.0`: Please run", LIBRARY),
+        failed("ImportError", f"/env/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: {UNDEFINED}", USER, LIBRARY),
+        failed("RuntimeError", "operator torchvision::nms does not exist", USER, LIBRARY),
+        failed("RuntimeError", "CUDA error: no kernel image is available for execution on the device", USER, TORCH),
+        failed("pydantic.errors.PydanticUserError", "If you use `@root_validator` with pre=False", USER, IMPORTED),
+        failed("TypeError", "Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'", LIBRARY),
+        failed("_pickle.UnpicklingError", "Weights only load failed. This file can still", ENGINE_LOADS, TORCH),
     ],
     "checkpoint/world-size": [
         failed("ZeRORuntimeException", "The checkpoint being loaded used a DP world size of 8 but the current world "
@@ -64,6 +86,7 @@ POSITIVE = {
     "checkpoint/missing-shards": [
         failed("FileNotFoundError", "[Errno 2] No such file: 'ckpt/zero_pp_rank_3_mp_rank_00_optim_states.pt'", USER),
         failed("AssertionError", "", USER, LOADER),
+        failed("RuntimeError", CUT_OFF, USER, ENGINE_LOADS, TORCH),
     ],
     "checkpoint/zero-to-fp32": [
         log_failure("ValueError", "consumed 100 numels out of 200 - something is wrong", CONVERTER),
@@ -74,7 +97,11 @@ POSITIVE = {
         failed("OSError", "[Errno 28] No space left on device: '/data/ckpt'", USER),
         failed("RuntimeError", "PytorchStreamWriter failed writing file data/5: file write failed", USER),
     ],
-    "nvme/swap": [failed("TypeError", "expected str, bytes or os.PathLike object, not NoneType", USER, SWAPPER)],
+    "nvme/swap": [
+        failed("TypeError", "expected str, bytes or os.PathLike object, not NoneType", USER, SWAPPER),
+        failed("RuntimeError", "Unable to JIT load the async_io op due to it not being compatible", USER),
+        log(event("swap-failed", "rank6/1.tensor.swp: buffer nbytes != file bytes 4001366016 != 3426746368")),
+    ],
     "hardware/gpu-fault": [
         failed("RuntimeError", "CUDA error: uncorrectable ECC error encountered", USER),
         log(event("gpu-fault")),
@@ -92,21 +119,34 @@ NEGATIVE = {
         Case(runs=(run(failure("RuntimeError", BUILD, USER, rank=0), failure("X", CUDA_PAIR, USER, rank=1)),)),
         log(event("compile-error")),
     ],
-    "build/op-attribute": [failed("AttributeError", "'Model' object has no attribute 'optim'", USER), log()],
-    "build/stale-extension": [failed("AttributeError", "module 'data' has no attribute 'load'", USER)],
+    "build/op-attribute": [
+        failed("AttributeError", "'Model' object has no attribute 'optim'", USER),
+        log(event("op-attribute"), **FINISHED),
+        log(),
+    ],
+    "build/stale-extension": [
+        failed("AttributeError", "module 'data' has no attribute 'load'", USER),
+        failed("ImportError", f"/env/site-packages/flash_attn_2_cuda.so: {UNDEFINED}", USER, LIBRARY),
+    ],
     "build/jit-lock": [
         stopped_after(91, ROOT, event("extension-loaded")),
         stopped_after(500, ROOT),
         log(ROOT, last_line=Evidence(source="train.log", line=91, text="x"), **FINISHED),
+        log_failure("KeyboardInterrupt", "", USER, TORCH),
     ],
     "version/incompatible": [
         failed("ImportError", "cannot import name 'build' from 'models'", USER),
         failed("AttributeError", "module 'torch' has no attribute 'flaot32'", USER),
+        failed("TypeError", "AdamW.__init__() got an unexpected keyword argument 'lrr'", USER, ENGINE_LOADS),
+        failed("TypeError", "Net.forward() got an unexpected keyword argument 'labels'", USER, MODULE),
+        failed("ImportError", f"/root/.cache/torch_extensions/py311/cpu_adam.so: {UNDEFINED}", USER, LIBRARY),
+        failed("_pickle.UnpicklingError", "Weights only load failed. This file can still", USER, TORCH),
     ],
     "checkpoint/world-size": [failed("RuntimeError", "world size 8", USER)],
     "checkpoint/missing-shards": [
         failed("FileNotFoundError", "[Errno 2] No such file: 'data/train.json'", USER),
         failed("AssertionError", "", USER),
+        failed("RuntimeError", CUT_OFF, USER, TORCH),
     ],
     "checkpoint/zero-to-fp32": [failed("KeyError", "'buffer_names'", USER)],
     "disk/full": [
