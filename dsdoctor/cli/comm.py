@@ -9,10 +9,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, duration, positive
+from dsdoctor.comm.started import NotComplete, Started, started
+
+if TYPE_CHECKING:
+    from dsdoctor.comm.facts import CommFacts
+    from dsdoctor.machine.facts import MachineFacts
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,15 +35,20 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dsdoctor.case import Case
+    config = _config(arguments.config) if arguments.config else {}
+    try:
+        place = started(os.environ)
+    except NotComplete as error:
+        raise CannotWork(str(error)) from None
+    return _check_from_here(arguments, config) if place is None else _take_part(arguments, config, place)
+
+
+def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -> int:
+    """Start the ranks on this machine."""
     from dsdoctor.comm.check import check
-    from dsdoctor.diagnoses import diagnose
     from dsdoctor.machine.collect import collect
-    from dsdoctor.report.document import document, dumps
-    from dsdoctor.report.terminal import Terminal
     from dsdoctor.runs.launcher import LaunchPlan
 
-    config = _config(arguments.config) if arguments.config else {}
     machine = collect(config=None, folder=Path.cwd())
     port = os.environ.get("MASTER_PORT", "")
     plan = LaunchPlan(
@@ -53,6 +63,33 @@ def run(arguments: argparse.Namespace) -> int:
         facts = check(plan, config=config, folder=folder, deadline=arguments.deadline, timeout=timeout)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return _tell(arguments, facts, machine)
+
+
+def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: Started) -> int:
+    """Be one rank of a check that a launcher started; one process speaks, all end with its exit code."""
+    from dsdoctor.comm.check import dtypes
+    from dsdoctor.comm.member import Task, take_part
+    from dsdoctor.machine.collect import collect
+
+    task = Task(config=config, dtypes=dtypes(config), device=arguments.device, deadline=arguments.deadline)
+    try:
+        with take_part(place, task) as speaker:
+            if speaker.facts is None:
+                return speaker.listen()
+            code = _tell(arguments, speaker.facts, collect(config=None, folder=Path.cwd()))
+            speaker.say(code)
+    except ImportError as error:
+        raise CannotWork(f"torch cannot be imported by {sys.executable}: {error}") from None
+    return code
+
+
+def _tell(arguments: argparse.Namespace, facts: CommFacts, machine: MachineFacts) -> int:
+    from dsdoctor.case import Case
+    from dsdoctor.diagnoses import diagnose
+    from dsdoctor.report.document import document, dumps
+    from dsdoctor.report.terminal import Terminal
+
     findings = diagnose(Case(comm=facts, machine=machine)).findings
     code = 0 if facts.passed and not any(f.severity == "error" for f in findings) else 1
     if arguments.json:

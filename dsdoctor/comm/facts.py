@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from dsdoctor.comm.links import Link
+from dsdoctor.comm.members import Member
+
 StepStatus = Literal["passed", "failed", "wrong-value", "timeout", "not-offered", "unfinished"]
-Ending = Literal["finished", "gave-up", "terminated", "stopped", "died", "silent", "never-started"]
+Ending = Literal["finished", "gave-up", "terminated", "stopped", "died", "silent", "lost", "never-started"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,8 @@ class CommRank:
 
     `ending`: `finished` did all steps or left with an exception of its own · `gave-up` a step passed its deadline, the
     rank said so and left · `terminated` was ended with the others (SIGTERM) · `stopped` was found stopped by a signal
-    (SIGSTOP) · `died` was gone without a word · `silent` was there, and neither went on nor gave up · `never-started`.
+    (SIGSTOP) · `died` was gone without a word · `silent` was there, and neither went on nor gave up · `lost` nothing
+    was heard any more of the process beside it on its node · `never-started`.
     `time` is the moment of its last word, in seconds since the epoch.
     """
 
@@ -104,6 +108,14 @@ class CommFacts:
     port_taken: str = ""
     resolution: Resolution | None = None
     ranks: tuple[CommRank, ...] = ()
+    members: tuple[Member, ...] = ()
+    """Who came to a check that a launcher started on every node; empty where we started the ranks."""
+    broken_links: tuple[Link, ...] = ()
+    """Directions between nodes in which no connection comes about; the ranks were not let go then."""
+    seen_by: int | None = None
+    """Set where rank 0 could not be reached: this is all that this one rank knows."""
+    cannot_meet: str = ""
+    """Why this rank could not take part in the meeting at rank 0."""
     seconds: float = 0.0
     deadline: float = 30.0
     timed_out: bool = False

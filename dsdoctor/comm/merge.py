@@ -18,7 +18,9 @@ def merge(records: Sequence[Records], attendances: Sequence[Attendance]) -> tupl
     """One `CommRank` for each list of records and what is known of its process, the rank being the place in both."""
     seen = _seen_by_peers(records)
     pairs = zip(records, attendances, strict=True)
-    return tuple(_rank(rank, own, process, seen.get(rank, "")) for rank, (own, process) in enumerate(pairs))
+    return tuple(
+        _rank(rank, own, process, process.state or seen.get(rank, "")) for rank, (own, process) in enumerate(pairs)
+    )
 
 
 def _rank(rank: int, records: Records, process: Attendance, state: str) -> CommRank:

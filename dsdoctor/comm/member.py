@@ -1,0 +1,315 @@
+"""One process of a check that a launcher started on every node: beside its rank, which it starts, watches and ends.
+
+All of them meet first, without any collective: who came, what differs between the nodes, which nodes can connect to
+which. Only then the ranks are let go (`comm.rank`). Each process reports what became of its rank; rank 0's puts it all
+together and speaks for everyone. Where rank 0 cannot be reached, one process of each node says what it knows.
+
+Every wait is limited by the deadline of a step, or by the few seconds that a message takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from dsdoctor.comm import interfaces, links, members
+from dsdoctor.comm.child import OUTPUT, RankChild
+from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.gather import facts_of
+from dsdoctor.comm.links import Link, Listener
+from dsdoctor.comm.meeting import CannotMeet, Meeting, loss_of_rank_0, store
+from dsdoctor.comm.members import Member
+from dsdoctor.comm.order import CommOrder, read_records
+from dsdoctor.comm.place import port_trouble, resolve
+from dsdoctor.comm.started import Started
+
+_LINK_SECONDS = 5.0
+_MESSAGE_SECONDS = 5.0
+"""A message through the store, and the little work between two of them."""
+_START_SECONDS = 60.0
+"""How much later than the first process the last may be started; a node's launcher may be slow."""
+_LOOK_EVERY = 0.1
+_OUTPUT_LINES = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the check has to do, the same on every rank. `deadline` in seconds, for each step."""
+
+    config: Mapping[str, Any]
+    dtypes: tuple[str, ...]
+    device: Literal["auto", "cpu", "cuda"]
+    deadline: float
+
+
+class Speaker:
+    """What a process does once its rank's part is over: speak, or learn what was said."""
+
+    def __init__(self, meeting: Meeting | None, facts: CommFacts | None, heard_by: int, deadline: float) -> None:
+        self.facts = facts
+        """All that is known, for the process that speaks; None for one that is silent."""
+        self._meeting = meeting
+        self._heard_by = heard_by
+        self._deadline = deadline
+
+    def say(self, code: int) -> None:
+        """Tell all processes the exit code; wait a moment until they have heard it, since the store dies with us."""
+        if self._meeting is None:
+            return
+        with contextlib.suppress(CannotMeet), loss_of_rank_0():
+            self._meeting.tell("verdict", code)
+            self._meeting.count("heard", self._heard_by, _MESSAGE_SECONDS)
+
+    def listen(self) -> int:
+        """The exit code that rank 0 said; 1 where nothing was heard of it any more."""
+        if self._meeting is None:
+            return 1
+        with contextlib.suppress(CannotMeet), loss_of_rank_0():
+            code = self._meeting.hear("verdict", self._deadline + 3 * _MESSAGE_SECONDS)
+            self._meeting.add("heard")
+            return 1 if code is None else int(code)
+        return 1
+
+
+@contextlib.contextmanager
+def take_part(place: Started, task: Task) -> Iterator[Speaker]:
+    """Go through the whole check as the rank that a launcher made of this process. Raises ImportError without torch."""
+    with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as name, _told_to_end() as told:
+        folder = Path(name)
+        order = CommOrder(folder=name, device=task.device, dtypes=task.dtypes, deadline=task.deadline)
+        import torch  # noqa: F401  (read before the fork, so that it is read once)
+
+        with RankChild(place, order.write(), folder) as child:
+            yield _Part(place, task, folder, child, told).run()
+
+
+class _Part:
+    """The way of one process through the check, from the first look at the network to the reports."""
+
+    def __init__(self, place: Started, task: Task, folder: Path, child: RankChild, told: _Told) -> None:
+        self._place = place
+        self._task = task
+        self._folder = folder
+        self._child = child
+        self._told = told
+        self._begun = time.monotonic()
+        self._facts = CommFacts(
+            world_size=place.world_size,
+            asked_device=task.device,
+            master_addr=place.master_addr,
+            master_port=place.master_port,
+            resolution=resolve(place.master_addr),
+            deadline=task.deadline,
+        )
+
+    def run(self) -> Speaker:
+        meeting = None
+        try:
+            self._look_at_the_master()
+            with self._listener() as listener, loss_of_rank_0():
+                me = self._introduction(listener)
+                self._facts = replace(self._facts, members=(me,))
+                meeting = Meeting(store(self._place, self._task.deadline), self._place.rank)
+                meeting.join(me.write())
+                if self._place.rank == 0:
+                    return self._lead(meeting)
+                self._follow(meeting)
+                return Speaker(meeting, None, 0, self._task.deadline)
+        except CannotMeet as error:
+            return self._alone(str(error))
+
+    def _look_at_the_master(self) -> None:
+        """Does its name resolve, is its port free (on rank 0), does it answer (elsewhere). Raises CannotMeet."""
+        found, place = self._facts.resolution, self._place
+        if found is not None and found.error:
+            raise CannotMeet(f"{place.master_addr} does not resolve: {found.error}")
+        if place.rank == 0 and not place.agent_store:
+            trouble = port_trouble(place.master_port)
+            if trouble:
+                self._facts = replace(self._facts, port_taken=trouble)
+                raise CannotMeet(trouble)
+            return
+        error = links.connect_error(place.master_addr, place.master_port, self._task.deadline)
+        if error:
+            raise CannotMeet(f"connecting to {place.master_addr}:{place.master_port}: {error}")
+
+    @contextlib.contextmanager
+    def _listener(self) -> Iterator[Listener | None]:
+        """Only the leader of a node listens. An address that is not this node's own is seen as a broken link."""
+        self._interface = self._chosen_interface()
+        listener = None
+        if self._place.leads_node and self._interface.addresses:
+            with contextlib.suppress(OSError):
+                listener = Listener(self._interface.addresses[0])
+        try:
+            yield listener
+        finally:
+            if listener is not None:
+                listener.close()
+
+    def _chosen_interface(self) -> interfaces.Interface:
+        backend = "nccl" if _uses_cuda(self._task.device) else "gloo"
+        return interfaces.chosen(backend, os.environ, interfaces.interfaces(), interfaces.own_address())
+
+    def _introduction(self, listener: Listener | None) -> Member:
+        found = self._facts.resolution
+        master = found.addresses if found is not None else ()
+        return members.introduce(
+            self._place,
+            config=self._task.config,
+            master=master,
+            interface=self._interface,
+            route=links.route_to(master[0], self._place.master_port) if master else "",
+            port=listener.port if listener is not None else None,
+        )
+
+    def _alone(self, error: str) -> Speaker:
+        """What this process knows by itself. One of each node says it; the others would only say it again."""
+        rank = self._place.rank
+        facts = replace(self._facts, cannot_meet=error, seen_by=rank, seconds=self._seconds())
+        return Speaker(None, facts if self._place.leads_node else None, 0, 0.0)
+
+    # rank 0
+
+    def _lead(self, meeting: Meeting) -> Speaker:
+        everyone = self._who_came(meeting)
+        self._facts = replace(self._facts, members=everyone, backend="", device="")
+        broken: tuple[Link, ...] = ()
+        go = _complete(everyone, self._place.world_size)
+        if go:
+            broken = self._broken_links(meeting, everyone)
+        meeting.tell("go", go and not broken)
+        self._facts = replace(self._facts, broken_links=broken)
+        reports: dict[int, Any] = {}
+        if go and not broken:
+            reports = self._reports(meeting)
+        facts = facts_of(self._facts, reports, seconds=self._seconds())
+        return Speaker(meeting, facts, len(everyone) - 1, self._task.deadline)
+
+    def _who_came(self, meeting: Meeting) -> tuple[Member, ...]:
+        found = meeting.joined(self._place.world_size, self._task.deadline)
+        everyone = sorted((Member.read(one) for one in found), key=lambda member: member.rank)
+        said = time.time()
+        meeting.tell("members", [member.write() for member in everyone])
+        woken = meeting.reports("clock", (m.rank for m in everyone if m.rank != 0), _MESSAGE_SECONDS)
+        clocks = {rank: round(clock - said, 2) for rank, clock in woken.items()} | {0: 0.0}
+        return tuple(replace(member, clock=clocks.get(member.rank)) for member in everyone)
+
+    def _broken_links(self, meeting: Meeting, everyone: tuple[Member, ...]) -> tuple[Link, ...]:
+        """All directions between nodes that do not work, as far as their sources could say."""
+        self._test_links(meeting, everyone)
+        leaders = [member.rank for member in everyone if member.local_rank == 0]
+        told = meeting.reports("links", leaders, _LINK_SECONDS + _MESSAGE_SECONDS)
+        return tuple(Link(**link) for _, own in sorted(told.items()) for link in own if link["error"])
+
+    def _reports(self, meeting: Meeting) -> dict[int, Any]:
+        """Every rank's report. After a failure the others are told to end, so that theirs follow soon."""
+        self._attend(meeting)
+        patience = self._task.deadline if self._child.poll() == 0 else 0.0
+        return meeting.reports("report", range(self._place.world_size), patience + _MESSAGE_SECONDS)
+
+    # the others
+
+    def _follow(self, meeting: Meeting) -> None:
+        told = meeting.hear("members", self._task.deadline + _START_SECONDS)
+        if told is None:
+            raise CannotMeet("the store of rank 0 answers, and rank 0 itself does not")
+        meeting.report("clock", time.time())
+        everyone = tuple(map(Member.read, told))
+        if _complete(everyone, self._place.world_size):
+            self._test_links(meeting, everyone)
+        if meeting.hear("go", _LINK_SECONDS + 3 * _MESSAGE_SECONDS):
+            self._attend(meeting)
+
+    # everyone
+
+    def _test_links(self, meeting: Meeting, everyone: tuple[Member, ...]) -> None:
+        if not self._place.leads_node:
+            return
+        hosts = {member.rank: member for member in everyone if member.local_rank == 0}
+        listening = [(m.rank, m.address, m.port or 0) for m in hosts.values() if m.rank != self._place.rank]
+        tried = links.try_all(self._place.rank, listening, _LINK_SECONDS)
+        meeting.report("links", [asdict(link) for link in tried])
+
+    def _attend(self, meeting: Meeting) -> None:
+        """Let the rank go, wait for its end, and report it."""
+        child, limit = self._child, self._task.deadline + _MESSAGE_SECONDS / 2
+        state = ""
+        child.go()
+        while child.poll() is None:
+            if self._told.signal or meeting.told("stop") is not None:
+                child.wait(1.0)  # it may be about to say by itself what is wrong
+                state = child.state
+                child.terminate()
+                child.wait(1.0)
+                child.kill()
+            elif child.silence() > limit:
+                state = child.state
+                child.kill()
+            else:
+                child.wait(_LOOK_EVERY)
+        if child.poll() != 0:
+            meeting.tell("stop", self._place.rank)
+        meeting.report("report", self._report(state))
+
+    def _report(self, state: str) -> dict[str, Any]:
+        return {
+            "pid": self._child.pid,
+            "records": read_records(self._folder, self._place.rank),
+            "exit_code": self._child.poll(),
+            "state": state,
+            "told": self._told.time,
+            "output": self._output(),
+        }
+
+    def _output(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = (self._folder / OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
+            return "\n".join(lines[-_OUTPUT_LINES:])
+        return ""
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._begun, 1)
+
+
+class _Told:
+    """Whether the launcher asked this process to end, and when (seconds since the epoch)."""
+
+    signal = 0
+    time: float | None = None
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[_Told]:
+    """SIGTERM ends the rank, and not before that was said. What waits meanwhile has its own short limits."""
+    told = _Told()
+
+    def note(number: int, _: FrameType | None) -> None:
+        told.signal, told.time = number, told.time or time.time()
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _complete(everyone: tuple[Member, ...], world_size: int) -> bool:
+    """All ranks came, each once, and all of the same world."""
+    return (
+        sorted(member.rank for member in everyone) == list(range(world_size)) and members.world_sizes(everyone) is None
+    )
+
+
+def _uses_cuda(device: str) -> bool:
+    import torch
+
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())

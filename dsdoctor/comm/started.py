@@ -1,0 +1,149 @@
+"""Whether this process was started as one rank of a job, and by which launcher: from its environment alone.
+
+The variables are those of torchrun and the deepspeed launcher, of Open MPI and MPICH (Hydra), and of SLURM's srun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DEFAULT_PORT = 29500
+"""Where torch meets when nobody says a port."""
+_SLURM_PORTS = 15000, 20000
+"""First port and number of ports to derive one from a SLURM job's number: below the ephemeral ports of Linux."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """One rank as its launcher described it. `local_world_size` is 0 where the launcher does not say it.
+
+    `agent_store` says that the launcher's own agent listens at the master's port (torchrun), so that no rank may.
+    """
+
+    launcher: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    agent_store: bool = False
+
+    @property
+    def leads_node(self) -> bool:
+        """The one rank of its node that tests links and, where rank 0 cannot be reached, speaks for the node."""
+        return self.local_rank == 0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Certainly not on the node of rank 0: ranks of one node are numbered in a row."""
+        return self.rank > self.local_rank
+
+
+class NotComplete(ValueError):
+    """A launcher started this rank and did not say all that a rank must know; the message says what."""
+
+
+def started(environment: Mapping[str, str]) -> Started | None:
+    """The rank that this process is, None where no launcher started it. Raises NotComplete."""
+    for launcher, names in _LAUNCHERS:
+        if _is(launcher, environment) and all(names[part] in environment for part in ("rank", "world_size")):
+            return _read(launcher, names, environment)
+    return None
+
+
+_LAUNCHERS = (
+    (
+        "torchrun",
+        {
+            "rank": "RANK",
+            "local_rank": "LOCAL_RANK",
+            "world_size": "WORLD_SIZE",
+            "local_world_size": "LOCAL_WORLD_SIZE",
+        },
+    ),
+    (
+        "Open MPI",
+        {
+            "rank": "OMPI_COMM_WORLD_RANK",
+            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+            "world_size": "OMPI_COMM_WORLD_SIZE",
+            "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        },
+    ),
+    (
+        "MPICH",
+        {
+            "rank": "PMI_RANK",
+            "local_rank": "MPI_LOCALRANKID",
+            "world_size": "PMI_SIZE",
+            "local_world_size": "MPI_LOCALNRANKS",
+        },
+    ),
+    (
+        "srun",
+        {
+            "rank": "SLURM_PROCID",
+            "local_rank": "SLURM_LOCALID",
+            "world_size": "SLURM_NTASKS",
+            "local_world_size": "",
+        },
+    ),
+)
+
+
+def _is(launcher: str, environment: Mapping[str, str]) -> bool:
+    """A batch script has the task variables of SLURM as well; a step that srun started has a small number."""
+    if launcher != "srun":
+        return True
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+    return step.isdigit() and int(step) < 0xFFFFFF00
+
+
+def _read(launcher: str, names: Mapping[str, str], environment: Mapping[str, str]) -> Started:
+    rank, world_size = (_number(environment, names[part]) for part in ("rank", "world_size"))
+    local_world_size = _number(environment, names["local_world_size"], 0)
+    address = environment.get("MASTER_ADDR") or _address(launcher, environment, world_size, local_world_size)
+    return Started(
+        launcher="deepspeed" if launcher == "torchrun" and "CROSS_RANK" in environment else launcher,
+        rank=rank,
+        local_rank=_number(environment, names["local_rank"], 0),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        master_addr=address,
+        master_port=_number(environment, "MASTER_PORT", _port(launcher, environment)),
+        agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "")
+    if text.strip().isdigit():
+        return int(text)
+    if default is None or text:
+        raise NotComplete(f"{name} is {text!r}, which is not a number" if text else f"{name} is not set")
+    return default
+
+
+def _address(launcher: str, environment: Mapping[str, str], world_size: int, local_world_size: int) -> str:
+    if world_size == local_world_size:
+        return "127.0.0.1"
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    if launcher == "srun" and nodes:
+        return first_node(nodes)
+    raise NotComplete(f"{launcher} started this rank without MASTER_ADDR: set it to the host of rank 0 on all ranks")
+
+
+def first_node(nodes: str) -> str:
+    """The first name of a SLURM node list: `gpu[07-09,12],login1` begins with `gpu07`."""
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    return "".join(part or "" for part in found.groups()) if found else nodes
+
+
+def _port(launcher: str, environment: Mapping[str, str]) -> int:
+    """Under SLURM one that all ranks of a job agree on and that two jobs on a node hardly share."""
+    job = environment.get("SLURM_JOB_ID", "")
+    first, count = _SLURM_PORTS
+    return first + int(job) % count if launcher == "srun" and job.isdigit() else DEFAULT_PORT
