@@ -31,6 +31,8 @@ class Job:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     stages: tuple[str, ...] = ()
     resume: bool = False
+    bisect: Literal["suspects", "automatic", "asked"] = "automatic"
+    """How far the search for guilty keys goes, see `blame.plan.Depth`."""
     folder: Path
     cwd: str = field(default_factory=os.getcwd)
     began: float = field(default_factory=time.monotonic)

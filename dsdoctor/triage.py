@@ -30,6 +30,7 @@ STAGES = (
     "without-deepspeed",
     "control-fp32",
     "numerics",
+    "bisect",
 )
 
 

@@ -2,12 +2,13 @@
 
 The search goes from the given config toward one that passes. What is suspected already is tried first, each suspicion
 on its own; then everything together, to see whether the config can be guilty at all; then `ddmin` finds the smallest
-part of it that suffices. Nothing here starts a process: `runs(config, keys)` tells what came of a config.
+part of it that suffices. Nothing here starts a process: `runs` tells what came of a config.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,8 @@ class OutOfBudget(Exception):
     """Raised by `runs` where another run does not fit into the time that is left. The message says so."""
 
 
-Runs = Callable[[Mapping[str, Any], tuple[str, ...]], Outcome]
+Runs = Callable[[Mapping[str, Any], tuple[str, ...], int], Outcome]
+"""A run of a config, given the dotted keys that were changed in it and how many more runs the search needs at most."""
 
 
 def bisect(
@@ -72,6 +74,7 @@ class _Search:
         self._runs = runs
         self._seen = seen
         self._need = 1
+        self._offered = 0
         self._samples: dict[str, list[Outcome]] = {}
         self._trials: list[Trial] = []
         self._found: list[Change] = []
@@ -79,6 +82,7 @@ class _Search:
         self._masked: dict[str, None] = {}
 
     def go(self, pool: Sequence[Change], suspicions: Sequence[Change]) -> None:
+        self._offered = len(pool)
         self._narrow(pool, suspicions)
         if self._found and not self._verify() and self._need == 1:
             # It passed once and failed once: chance plays a part, so everything is asked more often.
@@ -171,11 +175,16 @@ class _Search:
 
     def _run(self, changes: Sequence[Change]) -> Outcome:
         touched = tuple(_in_order(key for change in changes for key in change.keys))
-        outcome = self._runs(changed(self._given, changes), touched)
+        outcome = self._runs(changed(self._given, changes), touched, self._left())
         self._trials.append(Trial(changed=touched, kind=outcome.kind, why=outcome.why, seconds=outcome.seconds))
         if outcome.kind == "differs" and len(touched) == 1:
             self._masked[touched[0]] = None
         return outcome
+
+    def _left(self) -> int:
+        """How many more runs it takes, if one key is guilty: halving what is suspected, twice at each size."""
+        suspected = len(self._found) if self._found else self._offered
+        return 2 * math.ceil(math.log2(suspected + 1)) + self._need
 
     def _key(self, changes: Sequence[Change]) -> str:
         return json.dumps(changed(self._given, changes), sort_keys=True, default=str)

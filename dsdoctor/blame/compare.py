@@ -18,7 +18,7 @@ _GROWTH = 1.0
 _MOST = 0.25
 _FLOOR = 0.02
 """Losses below this share of the largest are compared on its scale: near 0 a relative difference means nothing."""
-_PERSISTS = 3
+PERSISTS = 3
 """Steps beyond rounding that it takes: a difference that goes away again was a hard batch."""
 
 
@@ -84,8 +84,8 @@ def rounding(precision: str, step: int) -> float:
 def _apart_from(differences: list[tuple[int, float]], precision: str) -> int | None:
     """The first of several steps in a row that are further apart than rounding explains."""
     beyond = [step for step, difference in differences if difference > rounding(precision, step)]
-    rows = (beyond[at : at + _PERSISTS] for at in range(len(beyond)))
-    return next((row[0] for row in rows if len(row) == _PERSISTS and row[-1] - row[0] == _PERSISTS - 1), None)
+    rows = (beyond[at : at + PERSISTS] for at in range(len(beyond)))
+    return next((row[0] for row in rows if len(row) == PERSISTS and row[-1] - row[0] == PERSISTS - 1), None)
 
 
 def _differences(one: Run, other: Run, rank: int) -> Iterator[tuple[int, float]]:

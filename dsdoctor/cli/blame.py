@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from dsdoctor.cli.options import add_job_arguments, job
 from dsdoctor.cli.triage import examine
 
-_STAGES = ("with-deepspeed", "without-deepspeed", "control-fp32")
+_STAGES = ("with-deepspeed", "without-deepspeed", "control-fp32", "bisect")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,8 +20,10 @@ def add_parser(subparsers: Any) -> None:
         usage="dsdoctor blame DS_CONFIG TRAIN.py [options] [-- script args]",
     )
     add_job_arguments(parser)
+    parser.add_argument("--bisect", action="store_true", help="find the keys of the ds_config that turn fail into pass")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return examine(job(arguments, stages=_STAGES), "blame", as_json=arguments.json)
+    asked = replace(job(arguments, stages=_STAGES), bisect="asked" if arguments.bisect else "suspects")
+    return examine(asked, "blame", as_json=arguments.json)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import (
     autograd,
+    bisected,
     build,
     capacity,
     checkpoint,
@@ -26,6 +27,8 @@ from dsdoctor.diagnoses import (
     loss_scale_hidden,
     loss_scale_trouble,
     memory,
+    memory_host,
+    memory_request,
     numerics,
     numerics_precision,
     numerics_unseen,
@@ -45,6 +48,7 @@ from dsdoctor.finding import Finding
 ALL: tuple[Diagnosis, ...] = (
     *config.DIAGNOSES,
     *values.DIAGNOSES,
+    *bisected.DIAGNOSES,
     *known_defects.DIAGNOSES,
     *environment.DIAGNOSES,
     *comm.DIAGNOSES,
@@ -54,7 +58,9 @@ ALL: tuple[Diagnosis, ...] = (
     *watchdog.DIAGNOSES,
     *capacity.DIAGNOSES,
     *launch.DIAGNOSES,
+    *memory_request.DIAGNOSES,
     *memory.DIAGNOSES,
+    *memory_host.DIAGNOSES,
     *shared_memory.DIAGNOSES,
     *hang.DIAGNOSES,
     *numerics_precision.DIAGNOSES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsdoctor.stages import checks, control, legs, numerics
+from dsdoctor.stages import bisect, checks, control, legs, numerics
 from dsdoctor.triage import Stage
 
 ALL: Mapping[str, Stage] = {
@@ -16,4 +16,5 @@ ALL: Mapping[str, Stage] = {
     "without-deepspeed": legs.without_deepspeed,
     "control-fp32": control.control_fp32,
     "numerics": numerics.numerics,
+    "bisect": bisect.search,
 }

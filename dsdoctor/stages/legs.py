@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.blame.compare import compare
+from dsdoctor.blame.compare import PERSISTS, compare, nondeterministic
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.runs.facts import Run
 from dsdoctor.stages.checks import cannot_run, comm_failed
@@ -30,7 +30,27 @@ def without_deepspeed(examination: Examination) -> StageResult:
     examination.learn(runs=(*examination.case.runs, run))
     if run.not_played:
         return StageResult(name="without-deepspeed", status="skipped", why=run.not_played, details=summary(run))
+    _repeat_if_they_differ(examination, run)
     return told(run, _compared(examination, run))
+
+
+def _repeat_if_they_differ(examination: Examination, plain: Run) -> None:
+    """Where the numbers of the two runs differ, the plain one again: a script that disagrees with itself proves little.
+
+    An exception that only one of them raises needs no second look.
+    """
+    given = examination.case.run("with-deepspeed")
+    if given is None or judge(plain).failed or plain.outcome == "interrupted":
+        return
+    health, apart = judge(given), compare(given, plain).apart_from
+    if not health.numeric and (health.failed or apart is None):
+        return
+    examination.tell(
+        "the numbers of the two runs differ: once more without DeepSpeed, to see whether it repeats itself"
+    )
+    steps = None if health.numeric or apart is None else apart + 2 * PERSISTS
+    again = observe(examination, "repeat", engine="plain", steps=min(examination.job.steps, steps or 10**9))
+    examination.learn(runs=(*examination.case.runs, again))
 
 
 def told(run: Run, comparison: str = "") -> StageResult:
@@ -113,4 +133,7 @@ def _compared(examination: Examination, plain: Run) -> str:
     if comparison.steps == 0:
         return ""
     apart = f"{comparison.largest_difference:.1%}"
-    return f"; losses within {apart} of the run with DeepSpeed over {comparison.steps} steps"
+    text = f"; losses within {apart} of the run with DeepSpeed over {comparison.steps} steps"
+    if nondeterministic(examination.case):
+        return f"{text}, but a second run without DeepSpeed had other losses still"
+    return text + (", more than rounding explains" if comparison.apart_from is not None else "")

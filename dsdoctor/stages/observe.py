@@ -54,8 +54,13 @@ def observe(
     probe: bool = False,
     detector: bool = False,
     steps: int | None = None,
+    timeout: float | None = None,
 ) -> Run:
-    """Run the script once. `config` replaces the given one (for a proof); `name` is the run's folder, else the leg."""
+    """Run the script once.
+
+    `config` replaces the given one (for a proof); `name` is the run's folder, else the leg. `steps` and `timeout`
+    (seconds) are narrower limits than the job's.
+    """
     job = examination.job
     given = examination.case.config.data if examination.case.config is not None else {}
     spec = RunSpec(
@@ -79,16 +84,16 @@ def observe(
     if known is not None:
         examination.tell(f"{name or leg}: reusing the run of {known.folder}")
         return known
-    run = _observed(examination, spec, plan, leg)
+    run = _observed(examination, spec, plan, leg, job.timeout if timeout is None else min(timeout, job.timeout))
     keep(run, key)
     return run
 
 
-def _observed(examination: Examination, spec: RunSpec, plan: LaunchPlan, leg: Leg) -> Run:
+def _observed(examination: Examination, spec: RunSpec, plan: LaunchPlan, leg: Leg, timeout: float) -> Run:
     """Run it, and see what else it wrote in the working directory."""
     job = examination.job
     before = listing(job.cwd, leave_out=job.folder.parent)
-    limits = Limits(timeout=min(job.timeout, job.remaining()), stall=job.stall)
+    limits = Limits(timeout=min(timeout, job.remaining()), stall=job.stall)
     run = supervise(spec, plan, limits, leg, progress=lambda text: examination.progress(f"{leg}: {text}"))
     run = replace(run, written=changed(before, listing(job.cwd, leave_out=job.folder.parent)))
     if not Path(run.folder).is_dir():

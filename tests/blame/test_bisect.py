@@ -58,7 +58,7 @@ class Machine:
         self.fails, self.limit, self.differs = fails, limit, differs
         self.made = []
 
-    def __call__(self, config, touched):
+    def __call__(self, config, touched, left):
         if len(self.made) >= self.limit:
             raise OutOfBudget("no time")
         self.made.append(json.dumps(config, sort_keys=True))

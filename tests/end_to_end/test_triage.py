@@ -76,7 +76,7 @@ def test_healthy_bf16(tmp_path):
     assert document["verdict"]["blame"] == "healthy"
     assert not ids(document, "error")
     assert not ids(document, "warning")
-    assert [s["status"] for s in document["stages"]] == ["passed"] * 6 + ["skipped"] * 2
+    assert [s["status"] for s in document["stages"]] == ["passed"] * 6 + ["skipped"] * 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ds_config.json", "dsdoctor-report", "train.py"]
 
 

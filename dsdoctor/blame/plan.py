@@ -1,0 +1,110 @@
+"""What a bisection of this case would look at, or why none could change the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsdoctor.blame.changes import Change, changes
+from dsdoctor.blame.signature import alike
+from dsdoctor.blame.suspects import suspects
+from dsdoctor.blame.verdict import decide
+from dsdoctor.blame.view import View, view_of
+from dsdoctor.case import Case
+from dsdoctor.dsconfig.effective import Effective
+from dsdoctor.finding import Finding
+
+Depth = Literal["suspects", "automatic", "asked"]
+"""`suspects` tries what lint suspects, `automatic` also searches where that may change the verdict, `asked` always."""
+_STEPS_AFTER = 3
+"""Steps that a run has to survive beyond the one in which the given config failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to try. `why_not` says why there is nothing to try, empty where there is.
+
+    `steps` is how many optimizer steps a run needs to get safely past the failure, None for as many as the given run
+    was asked for. `seen` counts how often the failure was seen in runs of the given config.
+    """
+
+    pool: tuple[Change, ...] = ()
+    suspicions: tuple[Change, ...] = ()
+    steps: int | None = None
+    seen: int = 1
+    why_not: str = ""
+
+
+def plan(case: Case, findings: Sequence[Finding], depth: Depth) -> Plan:
+    """Decide from what the legs have shown."""
+    view = view_of(case, findings)
+    if view.given is None or case.config is None:
+        return Plan(why_not="no run to explain")
+    if not view.given_failed:
+        return Plan(why_not="nothing failed")
+    blame = decide(case, findings).blame
+    if blame == "environment":
+        return Plan(why_not="the machine is to blame, whatever the config says")
+    if any(f.id == "version/known-defect" for f in view.roots) and depth != "asked":
+        return Plan(why_not="a known defect of this release explains it")
+    suspicions = [Change(keys=s.keys, patch=s.patch, group="suspicion") for s in suspects(case, findings)]
+    pool = () if depth == "suspects" else tuple(_pool(view, blame, asked=depth == "asked"))
+    if not suspicions and not pool:
+        return Plan(why_not=_why_not(blame, depth))
+    return Plan(pool=pool, suspicions=tuple(suspicions), steps=_steps(view), seen=_seen(view))
+
+
+def _pool(view: View, blame: str, *, asked: bool) -> Iterable[Change]:
+    """The changes that could explain this verdict.
+
+    What the run without DeepSpeed shares cannot explain that only the run with it fails, and what it does not share
+    cannot explain that both fail alike.
+    """
+    assert view.case.config is not None
+    assert view.given is not None
+    facts = view.given.facts
+    every = changes(
+        Effective.of(view.case.config), accumulation=facts.gradient_accumulation_steps if facts is not None else 1
+    )
+    if view.out_of_time:
+        return ()
+    if blame == "deepspeed":
+        return [change for change in every if not change.value]
+    if blame in ("script", "precision"):
+        shared = [change for change in every if change.value and _can_matter(view, change)]
+        return shared if asked else [change for change in shared if change.insane and blame == "script"]
+    return every if blame == "inconclusive" or asked else ()
+
+
+def _can_matter(view: View, change: Change) -> bool:
+    """The optimizer's and the schedule's numbers matter only after the first step, and never for an input."""
+    if change.group not in ("optimizer", "scheduler"):
+        return True
+    health, bad = view.given_health, view.case.first_bad
+    if bad is not None and (bad.phase == "input" or bad.step == 0):
+        return False
+    return health is not None and health.numeric and health.step != 0
+
+
+def _why_not(blame: str, depth: Depth) -> str:
+    if blame == "config":
+        return "what is wrong in the config is known without it"
+    if depth == "suspects":
+        return "no key is suspected; --bisect tries them all"
+    return "no key of the config could explain it" + ("" if depth == "asked" else " (--bisect tries them all the same)")
+
+
+def _steps(view: View) -> int | None:
+    """A loss scale takes its time to fall, so a run with one is not cut short."""
+    health, given = view.given_health, view.given
+    if health is None or given is None or (given.facts is not None and given.facts.dynamic_loss_scale):
+        return None
+    return (health.step or 0) + 1 + _STEPS_AFTER
+
+
+def _seen(view: View) -> int:
+    """The detector's run is the given config once more, and so is the plain run where it fails in the same way."""
+    shown = view.case.first_bad is not None
+    alike_without = view.given is not None and view.plain is not None and alike(view.given, view.plain)
+    return 1 + shown + alike_without
