@@ -73,9 +73,17 @@ def own_frame(rank: RankRun) -> Frame | None:
     return own[-1] if own else (rank.stack[-1] if rank.stack else None)
 
 
+def _in_recorder(rank: RankRun) -> str:
+    """The collective that it waits in, or else the last one that it called."""
+    waiting = next((call for call in rank.collectives if not call.finished), None)
+    if waiting is not None:
+        return f"; it waits in {waiting}"
+    return f"; its last collective was {rank.collectives[-1]}" if rank.collectives else ""
+
+
 def where(run: Run, rank: RankRun) -> Evidence:
     frame = own_frame(rank)
     stands = f", at {frame.file}:{frame.line} in {frame.function}: {frame.text}".rstrip(": ") if frame else ""
     state = "ended" if rank.completed else f"in {rank.last_phase}"
-    text = f"{len(rank.steps)} steps done, {state}{stands}"
+    text = f"{len(rank.steps)} steps done, {state}{stands}{_in_recorder(rank)}"
     return Evidence(source=run.leg, rank=rank.rank, step=rank.last_step, text=text)

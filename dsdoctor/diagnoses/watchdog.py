@@ -14,6 +14,7 @@ from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.diagnoses.standing import in_one_round, own_frame, pair_apart, standing, where
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.logs.facts import LogEvent, LogFacts
+from dsdoctor.runs.collectives import apart
 
 FIRST_COLLECTIVES = 10
 """A SeqNum up to this is one of the first collectives of a job, before training."""
@@ -49,7 +50,8 @@ class CollectiveMismatch(TextDiagnosis):
     What it is: the order or the shape of collectives depends on the rank: a branch on the rank or on the data, a tensor
     whose length differs, an uneven last batch.
 
-    What proves it: torch's "Detected mismatch between collectives on ranks", watchdog lines of different ranks that
+    What proves it: torch's "Detected mismatch between collectives on ranks", the flight recorders of the ranks of a run
+    that stands still, watchdog lines of different ranks that
     name the same sequence number with another operation or another number of elements, or the stacks of a run that
     stands still: in one round of the same loop one rank waits in the engine and another one in a collective elsewhere,
     such as `save_checkpoint` under `if rank == 0`.
@@ -73,7 +75,7 @@ class CollectiveMismatch(TextDiagnosis):
         pair = _different(timeouts(case))
         if pair is None:
             yield from super().examine(case)
-            yield from self._in_stacks(case)
+            yield from self._in_recorders(case) or self._in_stacks(case)
             return
         if holds(case, "zero3/generate-hang"):
             return
@@ -85,6 +87,28 @@ class CollectiveMismatch(TextDiagnosis):
             confidence=0.85,
             fixes=self.fixes,
         )
+
+    def _in_recorders(self, case: Case) -> list[Finding]:
+        """The flight recorders of a run that stands still show two calls of one number that differ.
+
+        Ranks that are in different rounds (one has left its loop) and those that meet at different places of a model
+        under ZeRO-3 differ too; there are narrower names for that.
+        """
+        run = standing(case)
+        found = apart(run.ranks) if run is not None else None
+        if run is None or found is None or not found.differ or holds(case, "zero3/branch-hang"):
+            return []
+        pair = pair_apart(run)
+        if pair is not None and not in_one_round(*pair):
+            return []
+        return [
+            self.finding(
+                cause=f"rank {found.waits} waits in {found.waiting}, where rank {found.other} called {found.theirs}",
+                evidence=tuple(where(run, rank) for rank in run.ranks)[:MAX_EVIDENCE],
+                confidence=0.95,
+                fixes=self.fixes[:1],
+            )
+        ]
 
     def _in_stacks(self, case: Case) -> Iterator[Finding]:
         """One rank called something that the others, in the same round of the same loop, did not call."""

@@ -118,6 +118,28 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective that a rank called: the `number`-th of its process group, counted from 1.
+
+    `group` tells groups apart, `group_name` is what a person calls them. Sizes and dtypes are of the inputs.
+    """
+
+    group: str
+    group_name: str
+    number: int
+    operation: str
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    finished: bool = False
+
+    def __str__(self) -> str:
+        shapes = ", ".join("x".join(map(str, size)) or "1" for size in self.sizes)
+        what = f" of {shapes} {'/'.join(dict.fromkeys(self.dtypes))}" if shapes else ""
+        named = {"default_pg": "the default group", "undefined": "", "": ""}.get(self.group_name, self.group_name)
+        return f"{self.operation}{what} (number {self.number} of {named or f'group {self.group}'})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRun:
     """One rank of a run.
 
@@ -139,6 +161,8 @@ class RankRun:
     failure: Failure | None = None
     steps: tuple[Step, ...] = ()
     stack: tuple[Frame, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    """The last ones that it called, in their order, where it was asked for them."""
     first_bad: FirstBad | None = None
     frames_report: str = ""
     patch: str = ""

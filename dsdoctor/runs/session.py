@@ -77,6 +77,10 @@ class RankSession:
         setattr(owner, name, value)
         self._undo.append(restore)
 
+    def at_undo(self, work: Callable[[], None]) -> None:
+        """Have something else done when everything is put back."""
+        self._undo.append(work)
+
     def undo(self) -> None:
         """Put back everything that was patched, last first."""
         while self._undo:

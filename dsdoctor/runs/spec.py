@@ -67,6 +67,11 @@ def stack_path(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"stack-rank{rank}.txt"
 
 
+def collectives_path(folder: str | Path, rank: int) -> Path:
+    """Where that rank writes its last collectives when the parent asks for them."""
+    return Path(folder) / f"collectives-rank{rank}.json"
+
+
 def saved_path(folder: str | Path) -> Path:
     """Where checkpoints and other files that the script saves are redirected to."""
     return Path(folder) / "saved"

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.runs import extensions, outcome, scale, stacks
 from dsdoctor.runs.attendance import Attendance, read_attendance
+from dsdoctor.runs.collectives import read_collectives
 from dsdoctor.runs.facts import Frame, Leg, RankRun, Run
 from dsdoctor.runs.hostmemory import HostMemory
 from dsdoctor.runs.launcher import LaunchError, LaunchPlan, command, environment, free_port, world_size
 from dsdoctor.runs.outcome import Ended, Reason
 from dsdoctor.runs.processes import ATTENDANT, LAUNCHER_OUTPUT, Processes, handled, kill, raise_interrupt
-from dsdoctor.runs.spec import RunSpec
+from dsdoctor.runs.spec import RunSpec, collectives_path
 from dsdoctor.runs.trace import RankTrace, read_trace
 from dsdoctor.runs.watch import Watch
 
@@ -40,6 +41,7 @@ _SETTLE_SECONDS = 20.0
 """How long processes may go on once the end of the run is certain: a launcher waits for the peers of a failed rank, a
 script cleans up."""
 _SECOND_LOOK_SECONDS = 1.0
+_RECORDER_SECONDS = 2.0
 _PORT_TRIES = 3
 _PORT_TAKEN = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 _COMPILERS = {
@@ -223,8 +225,16 @@ def _stacks(folder: Path, ranks: int, ended: Ended) -> tuple[dict[int, tuple[Fra
         time.sleep(_SECOND_LOOK_SECONDS)
         stacks.ask(folder, range(ranks), "second look")
         after = {rank: stacks.read_stack(folder, rank) for rank in range(ranks)}
+        _wait_for_recorders(folder, [rank for rank in after if after[rank]])
         return after, tuple(rank for rank in after if after[rank] != before[rank])
     return {rank: stacks.read_stack(folder, rank) for rank in range(ranks)}, ()
+
+
+def _wait_for_recorders(folder: Path, ranks: Sequence[int]) -> None:
+    """Their last collectives come from a thread of each rank, a moment later than the stacks, or never."""
+    deadline = time.monotonic() + _RECORDER_SECONDS
+    while time.monotonic() < deadline and not all(collectives_path(folder, rank).exists() for rank in ranks):
+        time.sleep(0.05)
 
 
 def _gather(spec: RunSpec, leg: Leg, expected: int, seen: _Seen) -> Run:
@@ -235,6 +245,7 @@ def _gather(spec: RunSpec, leg: Leg, expected: int, seen: _Seen) -> Run:
         outcome.rank_run(trace, each, ended, seen.stacks.get(trace.rank, ()))
         for trace, each in zip(traces, attendance, strict=True)
     ]
+    ranks = [replace(rank, collectives=read_collectives(folder, rank.rank)) for rank in ranks]
     first = next(iter(outcome.troubles(ranks, attendance)), None)
     result = outcome.outcome(ranks, traces, first, ended)
     run = _bare(spec, leg, expected)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dsdoctor.runs.flight_recorder import FlightRecorder
 from dsdoctor.runs.imports import ImportHooks
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.trace import ProcessGroup
@@ -16,6 +18,8 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 def install(session: RankSession, hooks: ImportHooks) -> None:
     """Wrap `init_process_group` where it is defined, before torch.distributed hands the name on."""
+    recorder = FlightRecorder(Path(session.spec.folder), session.rank)
+    session.at_undo(recorder.stop)
     given = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
 
     def attach(module: ModuleType) -> None:
@@ -26,6 +30,7 @@ def install(session: RankSession, hooks: ImportHooks) -> None:
             with session.guard("look at MASTER_PORT"):
                 _listen_where_the_script_says(session, given)
             result = original(*args, **kwargs)
+            recorder.start()
             with session.guard("describe the process group"):
                 session.trace.process_group(_describe(module, args, kwargs))
             return result
