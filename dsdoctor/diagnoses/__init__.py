@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import (
     autograd,
-    bisected,
     build,
     capacity,
     checkpoint,
@@ -48,7 +47,6 @@ from dsdoctor.finding import Finding
 ALL: tuple[Diagnosis, ...] = (
     *config.DIAGNOSES,
     *values.DIAGNOSES,
-    *bisected.DIAGNOSES,
     *known_defects.DIAGNOSES,
     *environment.DIAGNOSES,
     *comm.DIAGNOSES,
