@@ -7,31 +7,9 @@ DeepSpeed's own lines are taken from its sources, releases 0.1 to 0.19.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from functools import cached_property
-
-
-@dataclass(frozen=True)
-class LinePattern:
-    """One kind of line. Its expression is compiled when a line first has one of its literals: few logs have many."""
-
-    kind: str
-    literals: tuple[str, ...]
-    source: str
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(self.source)
-
-
-def _row(kind: str, literals: str | tuple[str, ...], pattern: str) -> LinePattern:
-    return LinePattern(kind, (literals,) if isinstance(literals, str) else literals, pattern)
-
-
-NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
-
-PLAIN = r"\d+(?:\.\d+)?"
+from dsdoctor.logs.grammar_ranks import EXITS, RANKS
+from dsdoctor.logs.rows import NUMBER, PLAIN, LinePattern
+from dsdoctor.logs.rows import row as _row
 
 NOT_OF_A_TEST = r"(?<!val )(?<!eval )(?<!valid )(?<!validation )(?<!test )"
 """Before the name of a quantity: it is not that of a validation."""
@@ -79,24 +57,6 @@ PROGRESS = (
     ),
 )
 
-EXITS = (
-    _row("exit", "exits with return code", r"exits with return code = (?P<code>-?\d+)"),
-    _row("exit", "(exitcode: ", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"),
-    _row("exit-rank", "(local_rank: ", r"^\s*rank\s+: (?P<rank>\d+) \(local_rank: \d+\)"),
-    _row("exit-code", "exitcode  : ", r"^\s*exitcode\s+: (?P<code>-?\d+) \(pid: \d+\)"),
-    _row(
-        "exit-word",
-        ("Killed", "Segmentation fault", "Bus error", "Aborted", "(core dumped)"),
-        r"(?:line \d+: +\d+ |task \d+: |Fatal Python error: |^)"
-        r"(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
-    ),
-    _row(
-        "exit",
-        "Exited with exit code",
-        r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
-    ),
-)
-
 COUNTS = (
     # Says which step the line about the scale after it means, in the wrappers without ZeRO.
     _row("iteration-overflowed", "Grad overflow on iteration", r"Grad overflow on iteration:? (?P<step>\d+)"),
@@ -138,20 +98,7 @@ EVENTS = (
         "partition count [",
         r"partition count \[(?P<ranks>\d+)[\d, ]*\] and sizes\[(?P<sizes>[^\]]*)\]",
     ),
-    _row(
-        "name-unresolved",
-        "cannot be retrieved",
-        r"network addresses of \((?P<name>[^,()]+), \d+\) cannot be retrieved",
-    ),
-    _row("nccl-p2p", "via P2P/", r"NCCL INFO Channel .* via P2P/"),
-    _row(
-        "nccl-version",
-        "NCCL INFO NCCL version",
-        r"(?P<process>(?:[\w.-]+:)?\d+):\d+ \[\d+\] NCCL INFO NCCL version (?P<nccl>\d+\.\d+\.\d+)",
-    ),
-    _row("nccl-truncated", "Message truncated", r"NCCL WARN Message truncated : received \d+ bytes instead of \d+"),
     _row("slow-bar", "s/it", r"\| *\d+/\d+ \[[^\]]*?, *(?:[6-9]\d|\d{3,})(?:\.\d+)?s/it"),
-    _row("generate-frame", "generation/utils.py", r"^\s*\w+ \(\S*generation/utils\.py:\d+"),
     _row("cpu-adam", ("Adam Optimizer #", "CPU Offload: True"), r"Adam Optimizer #\d+ is created|CPU Offload: True"),
     _row(
         "one-thread",
@@ -234,18 +181,6 @@ EVENTS = (
         ("ZeRO stage ", "zero_optimization_stage", "zero_config "),
         r"ZeRO stage (?P<stage>\d)|zero_optimization_stage \.+ (?P<s2>\d)|zero_config \.+ .*?\bstage=(?P<s3>\d)",
     ),
-    _row("closing-signal", "closing signal SIG", r"Sending process \d+ closing signal SIG(?:TERM|KILL|INT)"),
-    _row(
-        "sighup",
-        ("death signal", "SIGHUP", "got signal: 1"),
-        r"Received 1 death signal|closing signal SIGHUP|got signal: 1\b",
-    ),
-    _row(
-        "cancelled",
-        ("CANCELLED AT", "DUE TO TIME LIMIT", "DUE TO PREEMPTION", "death signal", "Main process received SIG"),
-        r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|Received (?:2|15) death signal"
-        r"|Main process received SIG(?:INT|TERM)",
-    ),
     _row(
         "oom-kill",
         (
@@ -261,6 +196,7 @@ EVENTS = (
         r"oom-kill(?:er)?\b|oom_kill event|(?:Out of memory|out of memory): Kill|OOMKilled"
         r"|[Ee]xceeded (?:job |step )?memory limit|killed due to memory pressure \(OOM\)",
     ),
+    _row("weights-loading", "Loading checkpoint shards", r"Loading checkpoint shards: +\d+%\|.*\| *\d+/\d+ \["),
     _row("host-allocation", "std::bad_alloc", r"instance of 'std::bad_alloc'|what\(\): +std::bad_alloc"),
     _row(
         "swap-failed",
@@ -268,64 +204,12 @@ EVENTS = (
         r"buffer nbytes != file bytes|deepspeed_(?:py_)?aio\w*\.cpp:\d+: .*Assertion",
     ),
     _row("waits-for-lock", "file_baton.py", r"^\s*wait \(\S*file_baton\.py:\d+\)"),
-    _row("local-rank-refused", "unrecognized arguments", r"error: unrecognized arguments:.*--local[-_]rank"),
-    _row(
-        "ssh-failed",
-        ("ssh:", "ssh exited", "Permission denied (publickey", "Host key verification failed"),
-        r"ssh: (?:connect to host|Could not resolve)|ssh exited with exit code 255|Permission denied \(publickey"
-        r"|Host key verification failed",
-    ),
-    _row(
-        "gpu-fault",
-        ("NVRM: Xid", "ECC", "fallen off the bus"),
-        r"NVRM: Xid [^,]*: (?:48|63|64|74|79|92|94|95|119|120)\b|(?i:uncorrectable ECC|double[- ]bit ECC)"
-        r"|fallen off the bus",
-    ),
-    _row(
-        "device-assert",
-        ("Assertion `", "device-side assert"),
-        r"\.cuh?:\d+:.*Assertion `[^`]+` failed|device-side assert triggered",
-    ),
     _row("checkpoint-no-grad", "None of the inputs have requires_grad", r"None of the inputs have requires_grad=True"),
     _row("op-attribute", "has no attribute 'ds_opt", r"has no attribute 'ds_opt_\w+'"),
-    _row("trace-invalidated", "Invalidate trace cache", r"Invalidate trace cache @ step (?P<trace_step>\d+)"),
-    _row(
-        "watchdog",
-        "Watchdog caught collective operation timeout",
-        r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), "
-        r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<timeout>\d+)\)",
-    ),
-    _row(
-        "ib-completion",
-        "Got completion from peer",
-        r"NET/IB ?: Got completion from peer \S+ with status=(?P<status>\d+)",
-    ),
-    _row("nccl-interface", "NET/Socket : Using", r"NET/Socket : Using (?P<interfaces>\[\d+\].*)"),
-    _row(
-        "connect-failed",
-        ("Connection refused", "Connection timed out", "No route to host"),
-        r"NCCL WARN .*[Cc]onnect to (?P<address>[\w.:]+).*(?:refused|timed out|No route)",
-    ),
-    _row(
-        "experts",
-        ("num_local_experts", "num_experts", "n_routed_experts"),
-        r'"(?:num_local_|num_|n_routed_)experts": [1-9]',
-    ),
-    _row("leaf-modules", "leaf_module", r"set_z3_leaf_modules|\"leaf_module\"|Setting .* as leaf module"),
-    _row(
-        "rank-batches",
-        (" batches", " steps", " iterations"),
-        r"[Rr]ank[ =:]*(?P<rank>\d+)\b.{0,60}?\b(?P<batches>\d+) (?:batches|steps|iterations)\b",
-    ),
     _row(
         "finished",
         ("exits successfully", "train_runtime", "raining finished", "raining complete", "raining done"),
         r"Process \d+ exits successfully|['\"]train_runtime['\"]|[Tt]raining (?:finished|completed?|done)\b",
-    ),
-    _row(
-        "peer-lost",
-        ("closed by remote peer", "closed by peer", "remote process exited", "Connection reset by peer"),
-        r"[Cc]onnection (?:closed|reset) by (?:remote )?peer|remote process exited",
     ),
 )
 
@@ -339,7 +223,7 @@ ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert")
 ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded")
 """Kinds that mean the same whatever the digits in the line are, and tell nothing but that they came."""
 
-ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *COUNTS, *EVENTS)
+ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *COUNTS, *EVENTS, *RANKS)
 BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {
     literal: tuple(row for row in ALL if literal in row.literals) for row in ALL for literal in row.literals
 }
