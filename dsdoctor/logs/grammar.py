@@ -217,7 +217,7 @@ TRACEBACK = "Traceback (most recent call last)"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Exception ignored on")
 
-ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert")
+ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert", "exit-word")
 """Kinds that count inside a traceback too, even in one of a destructor; everything else there is code or a message."""
 
 ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded")

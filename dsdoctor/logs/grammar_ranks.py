@@ -6,7 +6,37 @@ torchrun, srun, mpirun, pdsh, and the shell.
 
 from __future__ import annotations
 
+import signal
+
 from dsdoctor.logs.rows import row as _row
+
+WORDS = {
+    "Killed": -signal.SIGKILL,
+    "Segmentation fault": -signal.SIGSEGV,
+    "Bus error": -signal.SIGBUS,
+    "Aborted": -signal.SIGABRT,
+    "Illegal instruction": -signal.SIGILL,
+    "Floating point exception": -signal.SIGFPE,
+    **{one.name: -one for one in signal.Signals},
+}
+"""Exit codes by what shells, launchers and Python call the signal."""
+
+ENDS = (
+    "cancelled",
+    "sighup",
+    "oom-kill",
+    "ssh-failed",
+    "closing-signal",
+    "peer-lost",
+    "local-rank-refused",
+    "native-error",
+    "abort-reason",
+    "client-timeout",
+    "port-taken",
+    "watchdog",
+    "watchdog-status",
+)
+"""Kinds of events that tell of the end of a process: what goes on for long after one of them is another attempt."""
 
 EXITS = (
     _row("exit", "exits with return code", r"exits with return code = (?P<code>-?\d+)"),
@@ -15,9 +45,29 @@ EXITS = (
     _row("exit-code", "exitcode  : ", r"^\s*exitcode\s+: (?P<code>-?\d+) \(pid: \d+\)"),
     _row(
         "exit-word",
-        ("Killed", "Segmentation fault", "Bus error", "Aborted", "(core dumped)"),
-        r"(?:line \d+: +\d+ |tasks? [\d,-]+: |Fatal Python error: |Caught signal \d+ \(|Signal: |^)"
-        r"(?P<word>Killed|Segmentation fault|Bus error|Aborted)\b(?! process)",
+        (
+            "Killed",
+            "Segmentation fault",
+            "Bus error",
+            "Aborted",
+            "(core dumped)",
+            "Illegal instruction",
+            "Floating point exception",
+        ),
+        r"(?:line \d+: +\d+ |tasks? (?P<rank>\d+)[\d,-]*: |Fatal Python error: |Caught signal \d+ \(|Signal: |^)"
+        r"(?P<word>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception)\b"
+        r"(?! process)",
+    ),
+    _row(
+        "exit-word",
+        "exited on signal ",
+        r"noticed that process rank (?P<rank>\d+) .*exited on signal \d+ \((?P<word>Killed|Segmentation fault|Bus error"
+        r"|Aborted|Illegal instruction|Floating point exception)\)",
+    ),
+    _row(
+        "exit-word",
+        "died with <Signals.",
+        r"died with <Signals\.(?P<word>SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE|TERM|HUP|XCPU)): \d+>",
     ),
     _row(
         "exit",

@@ -18,6 +18,7 @@ from dsdoctor.logs import grammar
 from dsdoctor.logs.bulk import DONE, Choice, choose
 from dsdoctor.logs.configs import BEGINS, ConfigBlock, parse
 from dsdoctor.logs.grammar import LinePattern
+from dsdoctor.logs.grammar_ranks import WORDS
 from dsdoctor.logs.shapes import STEP, Kinds, Meaning, Step, by_lines, split
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
@@ -51,12 +52,11 @@ _SERIES = {
 }
 _SERIES |= {"learning rate": "lr", "learning_rate": "lr", "lr": "lr"}
 _VALUES = {"hf-dict": _PAIR, **dict.fromkeys(("megatron", "plain-step", "pipe-step"), _NAMED_VALUE)}
-_TRAINING_BAR = re.compile(r"(?i)\b(?:epoch|train\w*|steps?|iter\w*)\b")
+_TRAINING_BAR = re.compile(r"(?i)^(?!.*(?:tokeniz|dataset|\bsplit\b|loading)).*\b(?:epoch|train\w*|steps?|iter\w*)\b")
 _LAUNCHER_FILE = re.compile(
     r"torch[/\\]distributed[/\\](?:run\.py|launch|elastic)|deepspeed[/\\]launcher|accelerate[/\\]commands"
 )
 _LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
-_WORDS = {"Killed": -9, "Segmentation fault": -11, "Bus error": -7, "Aborted": -6}
 
 
 class _Place:
@@ -375,12 +375,13 @@ class Scanner:
             self._summary_rank = int(match["rank"])
             self._attention = max(self._attention, 3)
             return
+        told = match.groupdict().get("rank")
+        rank = int(told) if told is not None else None
         if kind == "exit-word":
-            self._story.exit(_WORDS[match["word"]], None, place)
+            self._story.exit(int(WORDS[match["word"]]), rank, place)
             return
         code = int(match["code"])
-        rank = match.groupdict().get("rank")
-        named = int(rank) if rank is not None else (self._summary_rank if kind == "exit-code" else None)
+        named = self._summary_rank if rank is None and kind == "exit-code" else rank
         self._story.exit(code, named, place, by_launcher=code == -15)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
+from dsdoctor.logs.grammar_ranks import ENDS
 from dsdoctor.logs.series import MAX_TEXT, SeriesBuilder
 from dsdoctor.logs.timeline import ScaleTimeline, SkipCounter, history
 from dsdoctor.loss_scale import LossScaleHistory, SkipCount
@@ -16,8 +17,6 @@ from dsdoctor.runs.facts import Failure
 
 PROGRESS_THAT_CLEARS = 3
 """Steps done after an exception, or another end, from which on it had not ended the job."""
-ENDS = ("cancelled", "sighup", "oom-kill", "ssh-failed", "closing-signal", "peer-lost", "local-rank-refused")
-"""Kinds of events that tell of the end of a process: what goes on for long after one of them is another attempt."""
 _COUNTERS = ("skip-count", "skips-since")
 _FIGURES = {
     "forward": "forward_ms",
