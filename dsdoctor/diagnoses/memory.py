@@ -9,7 +9,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, memory_numbers
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
-from dsdoctor.diagnoses.memory_request import is_absurd
+from dsdoctor.diagnoses.memory_request import PINNED, is_absurd
 from dsdoctor.finding import Finding, Fix
 from dsdoctor.frames import passes_through
 from dsdoctor.logs.facts import LogEvent
@@ -19,7 +19,7 @@ FLUSHES_THAT_COUNT = 3
 
 _SET_UP = (
     r"deepspeed[/\\]__init__\.py:initialize|:initialize_optimizer_states|:_configure_(?:zero_)?optimizer"
-    r"|:_configure_distributed_model|:from_pretrained|:_prepare_deepspeed|partition_parameters\.py"
+    r"|:_configure_distributed_model|:from_pretrained|:_prepare_deepspeed|:(?:deepspeed_|_)?load_checkpoint:"
 )
 _STEP = r"engine\.py:(?:forward|backward|step):|autograd[/\\]__init__\.py:backward|:training_step:|:_call_impl:"
 _OPTIMIZER_STATES = r":initialize_optimizer_states|exp_avg|:_init_group:"
@@ -39,6 +39,23 @@ _DEFRAGMENT = Fix(text="let the allocator grow its pieces: PYTORCH_CUDA_ALLOC_CO
 _OTHERS = Fix(
     text="see who else uses this GPU (nvidia-smi), an earlier run of the job that is still there for instance"
 )
+_GATHERING = Fix(
+    text="gather nothing on saving: write the partitions and convert them later with zero_to_fp32.py",
+    patch={"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": False}},
+)
+_EVALUATION = Fix(
+    text="a smaller per_device_eval_batch_size, and eval_accumulation_steps so that results leave the GPU"
+)
+_GENERATION = Fix(text="fewer prompts at a time, or shorter ones: keys and values of all tokens are kept")
+_PHASES: tuple[tuple[str, str, tuple[Fix, ...]], ...] = (
+    (r":(?:save_\w+|_save\w*|_zero3_consolidated_16bit_state_dict):", "while a checkpoint was written", (_GATHERING,)),
+    (r":(?:evaluate|evaluation_loop|prediction_step|validation_step):", "in an evaluation", (_EVALUATION,)),
+    (r":generate:", "while text was generated", (_GENERATION,)),
+    (r":backward:|_engine_run_backward", "in the backward pass", ()),
+    (r":_take_model_step:|[/\\]optim(?:izers)?[/\\]\w+\.py:step:", "in the step of the optimizer", ()),
+    (r":forward:|:_call_impl:", "in the forward pass", ()),
+)
+"""Where in the program memory ran out, by the functions of the traceback, and what to do there first."""
 _IN_FIRST_STEP = "the GPU ran out of memory when the first step created the optimizer states: the batch plays no part"
 
 
@@ -79,7 +96,7 @@ class GpuOomInit(_DeviceOutOfMemory):
     keys = ("zero_optimization.stage", "zero_optimization.offload_optimizer")
 
     def applies(self, failure: Failure, case: Case) -> bool:
-        return not is_absurd(failure) and happened_at_set_up(failure, case)
+        return _of_device(failure) and happened_at_set_up(failure, case)
 
 
 class GpuOomStep(_DeviceOutOfMemory):
@@ -87,7 +104,8 @@ class GpuOomStep(_DeviceOutOfMemory):
 
     What it is: weights and states fit, and activations, gradients or temporary buffers on top of them do not.
 
-    What proves it: an out-of-memory error whose traceback goes through a step.
+    What proves it: an out-of-memory error whose traceback goes through a step; the finding says through which part of
+    it, or through an evaluation, a generation or the saving of a checkpoint.
 
     When it could be wrong: Adam's states are made in the first `step()` (DeepSpeed 0.14 and later); an error there is
     about states, and the finding says so. A large "reserved but unallocated" points at fragmentation.
@@ -108,17 +126,25 @@ class GpuOomStep(_DeviceOutOfMemory):
     keys = ("train_micro_batch_size_per_gpu", "zero_optimization.stage")
 
     def applies(self, failure: Failure, case: Case) -> bool:
-        return not is_absurd(failure) and not happened_at_set_up(failure, case)
+        return _of_device(failure) and not happened_at_set_up(failure, case)
 
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
         found = super().told(case, claimed, events)
         if not passes_through(claimed[0].frames, _OPTIMIZER_STATES):
-            return found
+            return self._in_phase(claimed[0], found)
         return replace(
             found,
             cause=found.cause.replace(self.cause, _IN_FIRST_STEP),
             fixes=tuple(fix for fix in found.fixes if fix not in self.fixes or fix is _MORE_SHARDING),
         )
+
+    def _in_phase(self, failure: Failure, found: Finding) -> Finding:
+        """The finding with the part of the program in it that the traceback shows."""
+        for frames, told, fixes in _PHASES:
+            if passes_through(failure.frames, frames):
+                cause = found.cause.replace("in a training step", told, 1)
+                return replace(found, cause=cause, fixes=(*fixes, *found.fixes))
+        return found
 
 
 class AllocatorPressure(TextDiagnosis):
@@ -150,6 +176,11 @@ class AllocatorPressure(TextDiagnosis):
         events = self.events(case)
         if sum(event.count for event in events) >= FLUSHES_THAT_COUNT:
             yield self.told_by_events(case, events)
+
+
+def _of_device(failure: Failure) -> bool:
+    """True where the device's memory can be meant: not for corrupt sizes, nor for pinned memory of the host."""
+    return not is_absurd(failure) and PINNED.match(failure) is None
 
 
 def happened_at_set_up(failure: Failure, case: Case) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, memory_numbers
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form
-from dsdoctor.diagnoses.memory_request import asked_bytes, is_absurd
+from dsdoctor.diagnoses.memory_request import PINNED, asked_bytes, is_absurd
 from dsdoctor.diagnoses.peers import roots
 from dsdoctor.diagnoses.processes import KILL, Ending, memory_curve, memory_verdict
 from dsdoctor.diagnoses.standing import where
@@ -23,7 +24,8 @@ class HostOomKill(Diagnosis):
     What it is: a rank ends with -9 (137 in a shell or container, 247 from the `deepspeed` command) without a traceback.
     Loading the model alone can do it: ranks on the node times the full model, without any offloading. With offloading
     come 16 to 20 bytes a parameter, and pinned buffers rounded up to powers of two. It is host memory: a full GPU
-    raises a Python exception.
+    raises a Python exception. An allocation that is refused instead (`DefaultCPUAllocator`, `MemoryError`,
+    `std::bad_alloc`, or CUDA failing to pin host memory) means the same.
 
     What proves it: the counter of out-of-memory kills grew, the kernel or the scheduler says so, or host memory was
     nearly full at the end. In a run of its own dsdoctor ends the ranks just before that, and shows the curve.
@@ -43,6 +45,7 @@ class HostOomKill(Diagnosis):
         Form(types=("MemoryError", "ArrayMemoryError", "_ArrayMemoryError")),
         Form(types=("OSError",), message=r"Cannot allocate memory"),
         Form(message=r"DataLoader worker .* is killed by signal: Killed"),
+        PINNED,
     )
     _keys = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
     _fixes = (
@@ -62,12 +65,16 @@ class HostOomKill(Diagnosis):
         refused = [failure for failure in context.failures(case) if self.claims(failure, case)]
         if refused:
             proof = tuple(map(context.evidence, refused))
-            yield self._found(_refusal(refused[0]), proof, 0.85, None)
+            found = self._found(_refusal(refused[0]), proof, 0.85, None, title=_RAN_OUT)
+            pinned = PINNED.match(refused[0]) is not None
+            yield replace(found, fixes=(_UNPINNED, *found.fixes)) if pinned else found
             return
         aborted = list(case.logs.of_kind("host-allocation")) if case.logs is not None else []
         if aborted and case.logs is not None and case.logs.end == "failed":
             proof = tuple(event.evidence() for event in aborted[:1])
-            yield self._found("host memory ran out: C++ code was refused an allocation", proof, 0.8, None)
+            yield self._found(
+                "host memory ran out: C++ code was refused an allocation", proof, 0.8, None, title=_RAN_OUT
+            )
             return
         yield from self._killed(case)
 
@@ -76,7 +83,7 @@ class HostOomKill(Diagnosis):
         left = min((sample.available_bytes for sample in run.memory), default=0)
         stacks = tuple(where(run, rank) for rank in run.ranks if rank.stack)
         return self.finding(
-            title="host memory runs out",
+            title=_RUNS_OUT,
             cause=f"the run used up the memory of the host (or the limit of its container): {left / 2**30:.2f} GiB "
             "were left when dsdoctor ended it, before the kernel would have killed a process",
             evidence=(Evidence(source=run.leg, text=memory_curve(run)), *stacks)[:MAX_EVIDENCE],
@@ -116,12 +123,21 @@ class HostOomKill(Diagnosis):
         return self._found(f"{text}; {needed.told()}", (*proof, *needed.evidence), 0.8, _ONLY_A_CODE)
 
     def _last_phase(self, case: Case) -> tuple[Evidence, ...]:
-        """The last thing that DeepSpeed said it was about to do."""
-        events = list(case.logs.of_kind("memory-phase")) if case.logs is not None else []
+        """The last thing that DeepSpeed said it was about to do, or how far the loading of the weights had come."""
+        known = ("memory-phase", "weights-loading")
+        events = list(case.logs.of_kind(*known)) if case.logs is not None else []
         return (max(events, key=lambda event: event.order).evidence(),) if events else ()
 
-    def _found(self, cause: str, proof: tuple[Evidence, ...], confidence: float, caveat: str | None) -> Finding:
+    def _found(
+        self,
+        cause: str,
+        proof: tuple[Evidence, ...],
+        confidence: float,
+        caveat: str | None,
+        title: str | None = None,
+    ) -> Finding:
         return self.finding(
+            title=title,
             cause=cause,
             evidence=proof[:MAX_EVIDENCE],
             confidence=confidence,
@@ -131,6 +147,9 @@ class HostOomKill(Diagnosis):
         )
 
 
+_UNPINNED = Fix(text='"pin_memory": false in offload_optimizer and offload_param (slower copies, but no pinned memory)')
+_RAN_OUT = "host memory ran out"
+_RUNS_OUT = "host memory runs out"
 _ONLY_A_CODE = (
     "The exit code alone does not say who sent SIGKILL: a scheduler, a watchdog or a person may have. dmesg, the "
     "cgroup's memory.events or the scheduler's accounting settle it."
@@ -139,6 +158,10 @@ _ONLY_A_CODE = (
 
 def _refusal(failure: Failure) -> str:
     """The sentence about an allocation that was refused, with its size where the message has it."""
+    if PINNED.match(failure) is not None:
+        return (
+            "host memory could not be pinned (page-locked): there is too little, or the system limits it, as WSL does"
+        )
     asked = asked_bytes(failure)
     size_told = f" of {size(int(asked))}" if asked is not None else ""
     return f"host memory ran out: an allocation{size_told} was refused"

@@ -11,6 +11,8 @@ from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Fix
 from dsdoctor.runs.facts import Failure
 
+PINNED = Form(message=r"CUDA error: (?:out of memory|invalid argument)", frames=r"pin_memory")
+"""Host memory could not be pinned (page-locked): CUDA answers as if its own memory were meant."""
 ABSURD_BYTES = 2**48
 """256 TiB: more than any device or host has. A request above it is a corrupt size."""
 

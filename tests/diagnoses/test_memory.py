@@ -37,6 +37,19 @@ STEP = Frame(file="/env/lib/python3.11/site-packages/deepspeed/runtime/engine.py
 BOGUS = (
     "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes."
 )
+GATHER = Frame(
+    file="/env/lib/python3.11/site-packages/deepspeed/runtime/zero/partition_parameters.py",
+    line=1,
+    function="_allgather_params",
+)
+SAVE = Frame(file="/env/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line=7, function="save_16bit_model")
+EVALUATE = Frame(file="/env/lib/python3.11/site-packages/transformers/trainer.py", line=7, function="evaluation_loop")
+PIN = Frame(
+    file="/env/lib/python3.11/site-packages/deepspeed/accelerator/cuda_accelerator.py",
+    line=7,
+    function="pin_memory",
+)
+NOT_PINNED = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
 PLENTY = (MemorySample(seconds=1.0, ranks_bytes=4 * GIB, available_bytes=60 * GIB),)
 SCARCE = (MemorySample(seconds=1.0, ranks_bytes=60 * GIB, available_bytes=1 * GIB),)
 
@@ -55,6 +68,8 @@ POSITIVE = {
         log_failure("RuntimeError", OOM, USER, BACKWARD),
         log_failure("RuntimeError", OOM, USER, steps_seen=12),
         failed("torch.OutOfMemoryError", OOM, USER, STEP, ADAM),
+        log_failure("torch.OutOfMemoryError", OOM, USER, SAVE, GATHER, steps_seen=50),
+        failed("RuntimeError", "Triton Error [CUDA]: out of memory", USER, BACKWARD),
     ],
     "memory/bogus-allocation": [
         failed("RuntimeError", BOGUS.format(4611685606110536704), USER),
@@ -66,7 +81,9 @@ POSITIVE = {
         log(exits=(process_exit(-9, rank=1),)),
         log(event("oom-kill"), exits=(process_exit(137),)),
         failed("RuntimeError", BOGUS.format(2**34), USER),
-        failed("numpy.core._exceptions.ArrayMemoryError", "Unable to allocate 12.0 GiB for an array", USER),
+        failed("numpy.core._exceptions._ArrayMemoryError", "Unable to allocate 12.0 GiB for an array", USER),
+        failed("RuntimeError", NOT_PINNED, USER, INITIALIZE, PIN),
+        log(event("host-allocation", "what():  std::bad_alloc"), end="failed"),
     ],
     "memory/allocator-pressure": [log(event("cache-flush", count=9))],
 }
@@ -74,6 +91,8 @@ NEGATIVE = {
     "memory/gpu-oom-init": [
         failed("torch.OutOfMemoryError", OOM, USER, BACKWARD),
         failed("ValueError", "x", INITIALIZE),
+        failed("RuntimeError", NOT_PINNED, USER, INITIALIZE, PIN),
+        log_failure("torch.OutOfMemoryError", OOM, USER, SAVE, GATHER, steps_seen=50),
     ],
     "memory/gpu-oom-step": [
         failed("torch.OutOfMemoryError", OOM, USER, INITIALIZE),
@@ -88,6 +107,8 @@ NEGATIVE = {
         healthy(),
         failed("RuntimeError", BOGUS.format(4611685606110536704), USER),
         log_failure("ValueError", "x", USER, exits=(process_exit(-9),)),
+        failed("RuntimeError", NOT_PINNED, USER, INITIALIZE),
+        log(event("host-allocation", "what():  std::bad_alloc")),
     ],
     "memory/allocator-pressure": [log(event("cache-flush")), log()],
 }
@@ -115,3 +136,26 @@ def test_states_of_the_first_step_are_not_blamed_on_the_batch():
     (finding,) = found(failed("torch.OutOfMemoryError", OOM, USER, STEP, ADAM), "memory/gpu-oom-step")
     assert "optimizer states" in finding.cause
     assert all("micro_batch" not in fix.text for fix in finding.fixes)
+
+
+@pytest.mark.parametrize(
+    ("frames", "told", "first_fix"),
+    [
+        ((BACKWARD,), "in the backward pass", "micro_batch"),
+        ((EVALUATE,), "in an evaluation", "per_device_eval_batch_size"),
+        ((SAVE, GATHER), "while a checkpoint was written", "zero_to_fp32"),
+        ((), "in a training step", "micro_batch"),
+    ],
+)
+def test_the_part_of_the_program_is_told(frames, told, first_fix):
+    case = log_failure("torch.OutOfMemoryError", OOM, USER, *frames, steps_seen=50)
+    (finding,) = found(case, "memory/gpu-oom-step")
+    assert told in finding.cause
+    assert first_fix in finding.fixes[0].text
+
+
+def test_what_was_asked_of_the_host_is_told():
+    (refused,) = found(failed("RuntimeError", BOGUS.format(2**34), USER), "memory/host-oom-kill")
+    (unpinned,) = found(failed("RuntimeError", NOT_PINNED, USER, INITIALIZE, PIN), "memory/host-oom-kill")
+    assert "16.0 GiB" in refused.cause
+    assert "pin_memory" in unpinned.fixes[0].text
