@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _DTYPES = ("dtype", "torch_dtype")
+_TIED = "tie_word_embeddings"
+_PART = ("_config", "decoder", "encoder", "generator", "question_encoder")
+_DEEPEST = 3
 _LARGEST = 2**20
 
 
@@ -45,18 +48,26 @@ def load(path: Path) -> ModelConfig:
 
 
 def _understood(path: str, data: Mapping[str, Any]) -> ModelConfig:
-    nested = (data.get(name) for name in ("text_config", "llm_config"))
-    inner: Mapping[str, Any] = next((part for part in nested if isinstance(part, Mapping)), {})
-    both = (data, inner)
-    experts = [part.get(name) for part in both for name in _EXPERTS]
-    dtype = next((str(part[name]) for part in both for name in _DTYPES if part.get(name)), None)
-    tied = next(
-        (part[key] for part in both for key in ("tie_word_embeddings",) if isinstance(part.get(key), bool)), None
-    )
+    parts = tuple(_parts(data))
+    experts = [part[name] for part in parts for name in _EXPERTS if _is_count(part.get(name))]
+    dtype = next((str(part[name]) for part in parts for name in _DTYPES if part.get(name)), None)
+    tied = next((part[_TIED] for part in parts if isinstance(part.get(_TIED), bool)), None)
     return ModelConfig(
         path=path,
         model_type=str(data.get("model_type", "")),
         dtype=dtype.removeprefix("torch.") if dtype else None,
-        experts=max((count for count in experts if isinstance(count, int)), default=0),
+        experts=max(experts, default=0),
         tied=tied,
     )
+
+
+def _parts(data: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """The config and the configs of its parts (`text_config`, `llm_config`, `thinker_config.text_config`, ...)."""
+    yield data
+    inner = [value for name, value in data.items() if name.endswith(_PART) and isinstance(value, Mapping)]
+    for part in inner if depth < _DEEPEST else ():
+        yield from _parts(part, depth + 1)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 1

@@ -197,6 +197,48 @@ def trained_in_bf16(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
     )
 
 
+def static_scale(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """A loss scale that the config holds still."""
+    known = only_files(case)
+    if known is None:
+        return
+    config, effective = known
+    scale = effective.get("fp16.loss_scale")
+    on = effective.precision == "fp16" or (config.hf_arguments or {}).get("fp16") is True
+    if not on or isinstance(scale, bool) or not isinstance(scale, (int, float)) or scale <= 0:
+        return
+    yield diagnosis.finding(
+        title="a static loss scale",
+        cause=f"the loss scale is held at {scale:g}: an overflow does not lower it, so that every later step may be "
+        "skipped, and nothing raises it where small gradients become zero",
+        evidence=(at_key(config, "fp16.loss_scale"),),
+        confidence=0.8,
+        caveat="Fine for a scale that is known to hold for this model and these data.",
+        fixes=(Fix(text="use a dynamic loss scale", patch={"fp16": {"loss_scale": 0}}),),
+        keys=("fp16.loss_scale",),
+    )
+
+
+def untied_in_pipeline(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """A model that ties its embeddings, cut into pipeline stages that do not know it."""
+    known, model, script = only_files(case), case.model, case.script
+    if known is None or script is None or model is None or model.tied is not True:
+        return
+    for call in script.named("PipelineModule"):
+        if not script.calls_any("TiedLayerSpec"):
+            yield diagnosis.finding(
+                title="tied embeddings in a pipeline",
+                severity="warning",
+                cause="the model ties its embeddings, and no layer of the pipeline is a TiedLayerSpec: the first and "
+                "the last stage then train copies that drift apart",
+                evidence=(at_call(script, call), Evidence(source=model.path, text="tie_word_embeddings: true")),
+                confidence=0.6,
+                caveat="Not if the layers are given by a function elsewhere, or the model is untied before.",
+                fixes=(Fix(text="give both layers as TiedLayerSpec with the same key"),),
+            )
+            return
+
+
 def recomputes_partitioned(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
     """Non-re-entrant checkpointing of frozen parameters at stage 3."""
     known, script = only_files(case), case.script

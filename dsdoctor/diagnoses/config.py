@@ -7,8 +7,10 @@ from dsdoctor.diagnoses import (
     config_batch,
     config_conflict,
     config_hf,
+    config_ineffective,
     config_keys,
-    config_options,
+    config_optimizer,
+    config_outdated,
     config_text,
     config_types,
 )
@@ -20,7 +22,9 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     *config_auto.DIAGNOSES,
     *config_hf.DIAGNOSES,
     *config_keys.DIAGNOSES,
+    *config_outdated.DIAGNOSES,
     *config_types.DIAGNOSES,
-    *config_options.DIAGNOSES,
+    *config_ineffective.DIAGNOSES,
+    *config_optimizer.DIAGNOSES,
     *config_conflict.DIAGNOSES,
 )

@@ -9,8 +9,9 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import RESOLVERS, at_key, matching, raised
-from dsdoctor.dsconfig import batch
+from dsdoctor.dsconfig import batch, elastic, parallel
 from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.dsconfig.schema import schema_for
 from dsdoctor.finding import Evidence, Finding, Fix
 
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
@@ -43,11 +44,12 @@ class BatchSize(Diagnosis):
 
     What proves it: the three values of the config with the number of ranks, by the arithmetic that DeepSpeed itself
     does (a missing value is worked out by whole division), or the assertion that DeepSpeed raises, with its numbers.
+    With an `elasticity` section (up to 0.19.6) the batch size and the allowed numbers of ranks come from that.
 
     When it could be wrong: the number of ranks. Where the assertion ends in `* 1` although the job has several, the
-    config was read before the process group was up, or the script was started without a launcher. Pipeline stages and
-    a model-parallel unit that the script passes make the data-parallel number smaller than the world, which a config
-    does not show.
+    config was read before the process group was up, or the script was started without a launcher. A model-parallel unit
+    that the script passes makes the data-parallel number smaller than the world, which a config does not show; pipeline
+    stages are seen only where the script writes their number into its call of PipelineModule.
 
     What to do: leave one of the three out, and DeepSpeed works it out; or take one of the triples that are offered.
     """
@@ -65,7 +67,10 @@ class BatchSize(Diagnosis):
             yield self._finding(case, given, f"{train} is not {micro} x {steps} x {ranks}", (raised(failure),))
             return
         others = tuple(raised(failure) for failure, _ in matching(case, _OTHERS))
-        lint = _lint(case.config) if case.config is not None else None
+        if case.config is not None and _is_elastic(case.config):
+            yield from self._elastic(case.config)
+            return
+        lint = _lint(case.config, _stages(case)) if case.config is not None else None
         if lint is not None:
             yield self._finding(case, lint[0], lint[1], others)
         elif others:
@@ -77,9 +82,35 @@ class BatchSize(Diagnosis):
                 keys=batch.KEYS,
             )
 
+    def _elastic(self, config: ConfigFacts) -> Iterator[Finding]:
+        """What elastic training, which takes the batch sizes over, refuses."""
+        ranks = config.world_size
+        try:
+            planned = elastic.plan(config.value("elasticity"), ranks or 1)
+        except elastic.NotElastic as error:
+            yield self.finding(
+                title="the elasticity section cannot be used",
+                cause=f"elasticity: {error}",
+                evidence=(at_key(config, "elasticity"),),
+                confidence=0.95,
+                fixes=(Fix(text="mend the section, or switch it off", patch={"elasticity": {"enabled": False}}),),
+                keys=("elasticity",),
+            )
+            return
+        if ranks is not None and planned.micro is None:
+            counts = ", ".join(map(str, planned.counts[:12])) + (", ..." if len(planned.counts) > 12 else "")
+            yield self.finding(
+                title="elastic training does not allow this number of ranks",
+                cause=f"with {planned.train} samples a step elastic training runs on {counts} ranks, not on {ranks}",
+                evidence=(at_key(config, "elasticity"), Evidence(source="world", text=f"{ranks} ranks")),
+                confidence=0.95,
+                fixes=(Fix(text="start one of these numbers of ranks, or give other micro_batch_sizes"),),
+                keys=("elasticity",),
+            )
+
     def _finding(self, case: Case, given: _Given, cause: str, exceptions: tuple[Evidence, ...]) -> Finding:
         config = case.config
-        written = [key for key in batch.KEYS if config is not None and config.has(key)]
+        written = [key for key in batch.KEYS if config is not None and config.has(key)] or [batch.MICRO]
         evidence = [at_key(config, key) for key in written if config is not None]
         return self.finding(
             cause=cause,
@@ -91,7 +122,20 @@ class BatchSize(Diagnosis):
         )
 
 
-def _lint(config: ConfigFacts) -> tuple[_Given, str] | None:
+def _is_elastic(config: ConfigFacts) -> bool:
+    """The release has elastic training, and the config asks for it."""
+    known = "elasticity" in schema_for(config.release).sections[""].keys
+    return known and elastic.enabled(config.data)
+
+
+def _stages(case: Case) -> int:
+    """The pipeline stages that the script gives as a number; 1 where it gives none."""
+    calls = case.script.named("PipelineModule") if case.script is not None else ()
+    given = (call.literals.get("num_stages") for call in calls)
+    return next((number for number in given if isinstance(number, int) and number > 0), 1)
+
+
+def _lint(config: ConfigFacts, stages: int) -> tuple[_Given, str] | None:
     """What is wrong with the config for its world size, None where nothing is or nothing can be told."""
     if config.syntax_error is not None or not config.data:
         return None
@@ -100,10 +144,15 @@ def _lint(config: ConfigFacts) -> tuple[_Given, str] | None:
         return None
     if config.world_size is None:
         return _for_any_world(sizes)
-    ranks = batch.data_parallel_ranks(config.data, config.world_size)
-    if ranks is None:
+    grid = parallel.grid(config.data, config.world_size, release=config.release, stages=stages)
+    if grid.problem is not None:
         given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=1)
-        return given, f"tensor and sequence parallel sizes do not divide the {config.world_size} ranks"
+        return given, grid.problem
+    problems = [_for_ranks(sizes, ranks) for ranks in grid.ranks]
+    return None if None in problems else problems[0]
+
+
+def _for_ranks(sizes: Mapping[str, float | None], ranks: int) -> tuple[_Given, str] | None:
     given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=ranks)
     triangle = batch.complete(given.train, given.micro, given.steps, ranks)
     return (given, triangle.problem) if triangle.problem else None

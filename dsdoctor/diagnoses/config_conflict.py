@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
+from dsdoctor.diagnoses import before_run, config_conflict_other, config_conflict_precision, config_conflict_zero
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.config_conflict_table import CONFLICTS, Conflict
+from dsdoctor.diagnoses.config_conflict_entry import Conflict
 from dsdoctor.diagnoses.config_evidence import RESOLVERS, at_key, matching, raised
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
@@ -15,6 +16,11 @@ from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.scripts.facts import ScriptFacts
 
 _ZERO = "zero_optimization"
+CONFLICTS: tuple[Conflict, ...] = (
+    *config_conflict_precision.CONFLICTS,
+    *config_conflict_zero.CONFLICTS,
+    *config_conflict_other.CONFLICTS,
+)
 
 
 class ConfigConflict(Diagnosis):
@@ -37,20 +43,22 @@ class ConfigConflict(Diagnosis):
     title = "options that exclude each other"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        script = case.script if before_run.only_files(case) is not None else None  # a run or a log tells more
         for conflict in CONFLICTS:
             seen = tuple(raised(f) for f, _ in matching(case, conflict.message)) if conflict.message else ()
-            lint = case.config is not None and _holds(conflict, case.config, case.script)
+            lint = case.config is not None and _holds(conflict, case.config, script)
             if seen or lint:
                 yield self._conflict(conflict, case.config, seen, lint)
         config = case.config
         if config is not None and config.data and config.framework in RESOLVERS and not config.has(_ZERO):
             yield self._no_zero_section(config)
+        yield from before_run.untied_in_pipeline(self, case)
 
     def _conflict(
         self, conflict: Conflict, config: ConfigFacts | None, seen: tuple[Evidence, ...], lint: bool
     ) -> Finding:
         given = tuple(key for key in conflict.keys if config is not None and config.has(key))
-        shown = tuple(at_key(config, key) for key in given if config is not None and lint)
+        shown = tuple(at_key(config, key) for key in given or conflict.keys[:1] if config is not None and lint)
         return self.finding(
             severity="error" if seen else conflict.severity,
             cause=conflict.cause,
@@ -65,7 +73,7 @@ class ConfigConflict(Diagnosis):
         return self.finding(
             title="no zero_optimization section",
             cause="Accelerate, which Transformers' Trainer uses too, refuses a ds_config without zero_optimization",
-            evidence=(Evidence(source=config.path, text=f"keys: {', '.join(config.data)}"),),
+            evidence=(at_key(config, _ZERO, f"keys: {', '.join(config.data)}"),),
             confidence=0.9,
             fixes=(
                 Fix(
@@ -81,7 +89,7 @@ def _holds(conflict: Conflict, config: ConfigFacts, script: ScriptFacts | None) 
     ranged = conflict.since is None and conflict.until is None
     if not config.data or not (ranged or in_range(release, conflict.since, conflict.until)):
         return False
-    called = not conflict.calls or (script is not None and script.calls_any(*conflict.calls))
+    called = conflict.script is None or (script is not None and conflict.script(script))
     return called and conflict.holds(Effective.of(config))
 
 

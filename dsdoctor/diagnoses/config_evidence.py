@@ -9,7 +9,7 @@ from typing import Any
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
-from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError
+from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, Position
 from dsdoctor.finding import Evidence
 from dsdoctor.runs.facts import Failure
 
@@ -19,12 +19,25 @@ RESOLVERS = ("transformers", "accelerate")
 
 
 def at_key(config: ConfigFacts, key: str, text: str = "") -> Evidence:
-    """The key's place in the file with `text` or its source line; the key alone for a config without positions."""
-    where = config.where(key)
+    """The key's place in the file with `text` or its source line; the key alone for a config without positions.
+
+    A key that the file does not have is pointed at by the section that it would stand in.
+    """
+    where = _place(config, key)
     if where is None:
         return Evidence(source=config.path, text=text or shown(config, key))
     line = config.source_lines[where.line - 1]
     return Evidence(source=config.path, line=where.line, column=where.column, text=text or _excerpt(line, where.column))
+
+
+def _place(config: ConfigFacts, key: str) -> Position | None:
+    """Where the key stands, else the nearest section around it that does, else the beginning of the text."""
+    while key:
+        if (found := config.where(key)) is not None:
+            return found
+        key = key.rpartition(".")[0]
+    begins = next((number for number, line in enumerate(config.source_lines, 1) if line.strip()), None)
+    return Position(line=begins, column=1) if begins is not None and config.positions else None
 
 
 def _excerpt(line: str, column: int) -> str:

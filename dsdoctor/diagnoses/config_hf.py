@@ -10,7 +10,7 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import as_json, as_list, at_key, matching, raised
-from dsdoctor.dsconfig import batch, keys, patch
+from dsdoctor.dsconfig import batch, keys, parallel, patch
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.finding import Evidence, Finding, Fix
 
@@ -136,8 +136,8 @@ def _total(arguments: Arguments, config: ConfigFacts) -> Any:
     steps = arguments.get("gradient_accumulation_steps", 1)
     if micro is None or config.world_size is None or not isinstance(steps, int):
         return None
-    ranks = batch.data_parallel_ranks(config.data, config.world_size)
-    return None if ranks is None or ranks != config.world_size else ranks * micro * steps
+    ranks = parallel.grid(config.data, config.world_size, release=config.release).ranks
+    return config.world_size * micro * steps if ranks == (config.world_size,) else None
 
 
 def _betas(arguments: Arguments, _config: ConfigFacts) -> Any:

@@ -210,7 +210,7 @@ class KnownDefect(Diagnosis):
             cause=defect.what,
             evidence=(
                 Evidence(source="environment", text=seen),
-                *(at_key(config, key) for key in defect.keys if config.has(key)),
+                *(at_key(config, key) for key in [k for k in defect.keys if config.has(k)] or defect.keys[:1]),
             ),
             confidence=0.9 if severity == "error" else 0.6,
             caveat=defect.caveat,

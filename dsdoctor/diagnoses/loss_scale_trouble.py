@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context, remedies
+from dsdoctor.diagnoses import before_run, context, remedies
 from dsdoctor.diagnoses import loss_scale_told as told
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Finding, Fix
@@ -96,7 +96,7 @@ class Static(Diagnosis):
     What it is: with `loss_scale` other than 0 DeepSpeed never adapts it. A scale that is too large skips step after
     step; one that is too small hides gradient underflow.
 
-    What proves it: the same scale is attempted again and again and its steps are skipped.
+    What proves it: the same scale is attempted again and again and its steps are skipped; before a run the config.
 
     When it could be wrong: a scaler outside DeepSpeed may hold the scale still as well.
 
@@ -122,6 +122,7 @@ class Static(Diagnosis):
                 keys=("fp16.loss_scale",),
             )
             return
+        yield from before_run.static_scale(self, case)
 
 
 def _never_applied(history: LossScaleHistory, reading: LossScaleReading) -> bool:

@@ -7,9 +7,7 @@ included, so that a config is refused here exactly where DeepSpeed refuses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
@@ -127,17 +125,3 @@ def _split(share: int, micro: int | None, steps: int | None, ranks: int) -> Batc
     else:
         best = share
     return BatchTriple(train=share * ranks, micro=best, steps=share // best)
-
-
-def data_parallel_ranks(config: Mapping[str, Any], world_size: int) -> int | None:
-    """How many ranks share the batch: the world without tensor and sequence parallelism.
-
-    None where the config's parallel sizes do not divide the world. Pipeline stages are the script's and not seen here.
-    """
-    tensor = config.get("tensor_parallel")
-    tensor_size = tensor.get("autotp_size", 1) if isinstance(tensor, Mapping) else 1
-    sizes = [tensor_size, config.get("sequence_parallel_size", 1)]
-    product = 1
-    for size in sizes:
-        product *= size if isinstance(size, int) and size > 1 else 1
-    return world_size // product if world_size % product == 0 else None

@@ -14,7 +14,8 @@ class Call:
     `name` is the last part of what is called (`from_pretrained`), `owner` what stands before it, as written. `scope` is
     the dotted name of the function it stands in, "" at module level. `literals` are the keyword arguments whose values
     are constants, `given` the names of all; `arguments` the positional ones, as written. `targets` are the names that
-    the result is bound to, in order. `contexts` are the calls of the `with` statements around it.
+    the result is bound to, in order. `contexts` are the calls of the `with` statements around it. `open` says that more
+    arguments may come by `*` or `**`.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Call:
     arguments: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
+    open: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ def _call(node: ast.Call, scope: str, contexts: tuple[str, ...], targets: tuple[
         arguments=tuple(_dotted(argument) for argument in node.args),
         targets=targets,
         contexts=contexts,
+        open=len(keywords) < len(node.keywords) or any(isinstance(argument, ast.Starred) for argument in node.args),
     )
 
 

@@ -38,8 +38,10 @@ def environment(examination: Examination) -> StageResult:
 def config(examination: Examination) -> StageResult:
     """Parse the ds_config and hold it against DeepSpeed's schema and the world size."""
     from dsdoctor.dsconfig import load_config
+    from dsdoctor.scripts.read import read
 
     job = examination.job
+    script = None if job.as_module else read(Path(job.script))
     framework = None if job.as_module else guess(Path(job.script).read_text(encoding="utf-8", errors="replace"))
     facts = load_config(
         job.config,
@@ -48,8 +50,8 @@ def config(examination: Examination) -> StageResult:
         framework=framework,
         script_args=job.args,
     )
-    examination.learn(config=facts)
-    status, why = _from_findings(Case(config=facts, machine=examination.case.machine))
+    examination.learn(config=facts, script=script)
+    status, why = _from_findings(Case(config=facts, machine=examination.case.machine, script=script))
     return StageResult(name="config", status=status, why=why or f"{len(facts.data)} sections and keys, all known")
 
 

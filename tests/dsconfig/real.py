@@ -1,13 +1,19 @@
-"""Ask the installed DeepSpeed what it makes of configs: one process for many questions, since importing it is slow."""
+"""Ask the installed DeepSpeed what it makes of configs: one process for all questions, since importing it is slow."""
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from types import SimpleNamespace
 
+INSTALLED = metadata.version("deepspeed").split("+")[0]
 _MARK = "ANSWERS "
+_LONGEST = 300  # seconds for one question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,21 +27,36 @@ class Answer:
 
 
 def ask(configs, world_size=1, python=sys.executable):
-    """One answer a config, all for the same number of ranks, from the DeepSpeed that `python` imports."""
+    """One answer a config from the DeepSpeed that `python` imports, for a number of ranks or a list of one each."""
+    process = _process(python)
+    watchdog = threading.Timer(_LONGEST, process.kill)
+    watchdog.start()
+    try:
+        process.stdin.write(json.dumps({"configs": configs, "world_size": world_size}) + "\n")
+        process.stdin.flush()
+        line = next((line for line in process.stdout if line.startswith(_MARK)), None)
+    finally:
+        watchdog.cancel()
+    assert line is not None, f"{python} ended without an answer"
+    return [Answer(**answer) for answer in json.loads(line.removeprefix(_MARK))]
+
+
+@cache
+def _process(python):
+    """The process that answers; it ends when its standard input does."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu"}
     if python == sys.executable:
         environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
+    process = subprocess.Popen(
         [python, __file__],
-        input=json.dumps({"configs": configs, "world_size": world_size}),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
-        timeout=300,
         env=environment,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    assert lines, done.stderr[-2000:]
-    return [Answer(**answer) for answer in json.loads(lines[0].removeprefix(_MARK))]
+    atexit.register(process.kill)
+    return process
 
 
 def _answer(make, config):
@@ -54,11 +75,15 @@ def _answer(make, config):
 def _main():
     import deepspeed.runtime.config as module
 
-    question = json.load(sys.stdin)
-    ranks = question["world_size"]
-    module.dist = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda *_group: ranks)
-    answers = [_answer(module.DeepSpeedConfig, config) for config in question["configs"]]
-    print(_MARK + json.dumps(answers))
+    for line in sys.stdin:
+        question = json.loads(line)
+        configs, sizes = question["configs"], question["world_size"]
+        sizes = sizes if isinstance(sizes, list) else [sizes] * len(configs)
+        answers = []
+        for config, ranks in zip(configs, sizes, strict=True):
+            module.dist = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda *_group, ranks=ranks: ranks)
+            answers.append(_answer(module.DeepSpeedConfig, config))
+        print(_MARK + json.dumps(answers), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsdoctor.dsconfig.batch import BatchTriple, complete, data_parallel_ranks, nearest_triples
+from dsdoctor.dsconfig.batch import BatchTriple, complete, nearest_triples
 
 sizes = st.none() | st.integers(1, 200)
 
@@ -37,11 +37,3 @@ def test_a_total_that_the_ranks_cannot_share():
 
 def test_a_huge_total_is_quick():
     assert nearest_triples(10**15 + 1, 7, None, 3)
-
-
-def test_ranks_that_share_the_batch():
-    assert data_parallel_ranks({}, 8) == 8
-    assert data_parallel_ranks({"tensor_parallel": {"autotp_size": 2}}, 8) == 4
-    assert data_parallel_ranks({"sequence_parallel_size": 4}, 8) == 2
-    assert data_parallel_ranks({"sequence_parallel_size": 3}, 8) is None
-    assert data_parallel_ranks({"tensor_parallel": {"autotp_size": 0}}, 8) == 8

@@ -10,7 +10,6 @@ import random
 import re
 import subprocess
 import sys
-from importlib import metadata
 
 import pytest
 
@@ -21,9 +20,8 @@ from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.release import at_least
 from dsdoctor.dsconfig.schema import releases
 from tests.dsconfig.mutations import configs
-from tests.dsconfig.real import ask
+from tests.dsconfig.real import INSTALLED, ask
 
-INSTALLED = metadata.version("deepspeed").split("+")[0]
 OLD_PYTHONS = [path for path in os.environ.get("DSDOCTOR_OLD_PYTHONS", "").split(os.pathsep) if path]
 ZERO = "zero_optimization"
 
@@ -77,6 +75,11 @@ LATER = (
     ("the engine looks at what overlaps", "config/conflict", about("managed_gradient_accumulation")),
     ("the compiler's set-up refuses it", "config/conflict", about("compile.offload_activation")),
     ("ZeRO-3 refuses it", "config/conflict", about("torch_autocast.enabled")),
+    ("ZenFlow's set-up refuses it", "config/conflict", lambda f, _c: "ZenFlow" in f.cause),
+    ("ZeRO-3's optimizer refuses it", "config/conflict", about(f"{ZERO}.zero_quantized_gradients")),
+    ("the scheduler's constructor refuses it", "config/conflict", about("scheduler.params.warmup_num_steps")),
+    ("the engine compares the two", "config/conflict", about("tensor_parallel.tp.tp_size")),
+    ("the engine counts the layers", "config/conflict", lambda f, _c: "random_ltd" in f.cause),
     ("the swapper opens the folder", "config/ineffective", lambda f, _c: f.keys[0].endswith("nvme_path")),
 )
 NOT_TOLD = (
