@@ -52,8 +52,13 @@ PROGRESS = (
     _row(
         "plain-step",
         ("loss", "Loss"),
-        r"(?i)\b(?:step|iter(?:ation)?|global_step)s?\b[ :=#\[]*(?P<step>\d+)(?:\s*/\s*\d+)?\b.{0,40}?"
-        rf"{NOT_OF_A_TEST}\bloss\b[ :=|]*(?P<loss>{NUMBER})",
+        r"(?i)\b(?:step|iter(?:ation)?|global_step|batch)s?\b[ :=#\[]*(?P<step>\d+)(?:\s*/\s*\d+)?\b.{0,40}?"
+        rf"{NOT_OF_A_TEST}\bloss\b[ :=|]*(?:tensor\()?(?P<loss>{NUMBER})",
+    ),
+    _row(
+        "plain-step",
+        "Iter(train)",
+        rf"Iter\(train\) *\[ *(?P<step>\d+)/ *\d+\].{{0,400}}?\bloss: (?P<loss>{NUMBER})",
     ),
 )
 
