@@ -68,16 +68,15 @@ def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -
 
 def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: Started) -> int:
     """Be one rank of a check that a launcher started; one process speaks, all end with its exit code."""
-    from dsdoctor.comm.check import dtypes
     from dsdoctor.comm.member import Task, take_part
     from dsdoctor.machine.collect import collect
 
-    task = Task(config=config, dtypes=dtypes(config), device=arguments.device, deadline=arguments.deadline)
+    task = Task(config=config, device=arguments.device, deadline=arguments.deadline)
     try:
         with take_part(place, task) as speaker:
             if speaker.facts is None:
                 return speaker.listen()
-            code = _tell(arguments, speaker.facts, collect(config=None, folder=Path.cwd()))
+            code = _tell(arguments, speaker.facts, collect(probe_command=None))  # the others wait for us
             speaker.say(code)
     except ImportError as error:
         raise CannotWork(f"torch cannot be imported by {sys.executable}: {error}") from None

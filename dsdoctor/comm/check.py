@@ -13,8 +13,9 @@ from typing import Any
 
 from dsdoctor.comm.facts import CommFacts
 from dsdoctor.comm.merge import merge
-from dsdoctor.comm.order import CommOrder, read_records
+from dsdoctor.comm.order import order_for, read_records
 from dsdoctor.comm.place import port_trouble, resolve
+from dsdoctor.comm.speeds import speeds
 from dsdoctor.runs.launcher import LaunchPlan, world_size
 from dsdoctor.runs.processes import LAUNCHER_OUTPUT, Completed, run_bounded
 
@@ -49,18 +50,9 @@ def check(
     if (facts.resolution and facts.resolution.error) or facts.port_taken:
         return facts
     folder.mkdir(parents=True, exist_ok=True)
-    order = CommOrder(folder=str(folder.resolve()), device=plan.device, dtypes=dtypes(config), deadline=deadline)
+    order = order_for(config, device=plan.device, deadline=deadline, folder=folder.resolve(), ranks=facts.world_size)
     done = run_bounded(plan, module, [str(order.write())], folder=folder, cwd=folder, timeout=timeout)
     return _completed(facts, done, folder)
-
-
-def dtypes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The precision of the config, if it is a low one, and fp32."""
-    for name in ("bf16", "bfloat16", "fp16"):
-        part = config.get(name)
-        if isinstance(part, Mapping) and part.get("enabled") is True:
-            return ("bf16" if name.startswith("b") else "fp16", "fp32")
-    return ("fp32",)
 
 
 def _with_port(facts: CommFacts) -> CommFacts:
@@ -74,12 +66,14 @@ def _with_port(facts: CommFacts) -> CommFacts:
 def _completed(facts: CommFacts, done: Completed, folder: Path) -> CommFacts:
     records = [read_records(folder, rank) for rank in range(facts.world_size)]
     chosen = next((r for own in records for r in own if r["event"] == "chosen"), {})
+    ranks = merge(records, done.ranks)
     facts = replace(
         facts,
         master_port=done.port,
         device=chosen.get("device", ""),
         backend=chosen.get("backend", ""),
-        ranks=merge(records, done.ranks),
+        ranks=ranks,
+        speeds=speeds(records, [rank.host for rank in ranks]),
         seconds=round(done.seconds, 1),
         timed_out=done.timed_out,
     )

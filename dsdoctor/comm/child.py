@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from dsdoctor.comm.order import record_path
+from dsdoctor.comm.order import order_path, record_path
 from dsdoctor.comm.started import Started
 from dsdoctor.comm.watchdog import process_state
 from dsdoctor.runs.rank_process import die_with_parent
@@ -22,9 +22,12 @@ _GO = b"1"
 
 
 class RankChild:
-    """Context manager: leaving it kills the child and all of its process group, if it still lives."""
+    """Context manager: leaving it kills the child and all of its process group, if it still lives.
 
-    def __init__(self, place: Started, order: Path, folder: Path) -> None:
+    It writes its records into `folder`, and does there what the order says that lies there when it is let go.
+    """
+
+    def __init__(self, place: Started, folder: Path) -> None:
         self._records = record_path(folder, place.rank)
         self._code: int | None = None
         self._seen = (0, time.monotonic())
@@ -32,7 +35,7 @@ class RankChild:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._gate)
-            _be_the_rank(place, order, folder, waits)
+            _be_the_rank(place, folder, waits)
         os.close(waits)
 
     def __enter__(self) -> RankChild:
@@ -89,7 +92,7 @@ class RankChild:
         self.wait(2.0)
 
 
-def _be_the_rank(place: Started, order: Path, folder: Path, waits: int) -> NoReturn:
+def _be_the_rank(place: Started, folder: Path, waits: int) -> NoReturn:
     """In the child: wait for the word, then run the check's steps. Never returns into the parent's code."""
     try:
         os.setsid()
@@ -110,6 +113,6 @@ def _be_the_rank(place: Started, order: Path, folder: Path, waits: int) -> NoRet
         if os.read(waits, 1) == _GO:
             from dsdoctor.comm import rank
 
-            rank.run([str(order)])
+            rank.run([str(order_path(folder))])
     finally:
         os._exit(1)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from dsdoctor.comm.links import Link
 from dsdoctor.comm.members import Member
+from dsdoctor.comm.speeds import Speeds
 
 StepStatus = Literal["passed", "failed", "wrong-value", "timeout", "not-offered", "unfinished"]
 Ending = Literal["finished", "gave-up", "terminated", "stopped", "died", "silent", "lost", "never-started"]
@@ -16,6 +17,8 @@ Ending = Literal["finished", "gave-up", "terminated", "stopped", "died", "silent
 class CommStep:
     """One step of one rank. `dtype` is empty where the step has none; `text` says what went wrong.
 
+    `elements` is set where the step is made in several sizes.
+
     `timeout` means that the step's own deadline passed inside the rank; `unfinished` that the rank began it and was
     never heard of again. `not-offered` means that the backend has no such collective, which is no failure.
     """
@@ -23,6 +26,7 @@ class CommStep:
     name: str
     status: StepStatus
     dtype: str = ""
+    elements: int = 0
     seconds: float = 0.0
     text: str = ""
     stack: str = ""
@@ -116,6 +120,8 @@ class CommFacts:
     """Set where rank 0 could not be reached: this is all that this one rank knows."""
     cannot_meet: str = ""
     """Why this rank could not take part in the meeting at rank 0."""
+    speeds: Speeds | None = None
+    """How fast the ranks exchange; None where the check did not come so far."""
     seconds: float = 0.0
     deadline: float = 30.0
     timed_out: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
 from dsdoctor.comm.merge import merge
+from dsdoctor.comm.speeds import speeds
 from dsdoctor.runs.attendance import Attendance
 
 
@@ -25,6 +26,7 @@ def facts_of(facts: CommFacts, reports: Mapping[int, Any], *, seconds: float) ->
         device=chosen.get("device", ""),
         backend=chosen.get("backend", ""),
         ranks=ranks,
+        speeds=speeds(records, [rank.host for rank in ranks]),
         seconds=seconds,
     )
     return found if found.passed else replace(found, output=_output(reports))

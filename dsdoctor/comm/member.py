@@ -22,12 +22,12 @@ from typing import Any, Literal
 
 from dsdoctor.comm import interfaces, links, members
 from dsdoctor.comm.child import OUTPUT, RankChild
-from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.facts import CommFacts, Resolution
 from dsdoctor.comm.gather import facts_of
 from dsdoctor.comm.links import Link, Listener
 from dsdoctor.comm.meeting import CannotMeet, Meeting, loss_of_rank_0, store
 from dsdoctor.comm.members import Member
-from dsdoctor.comm.order import CommOrder, read_records
+from dsdoctor.comm.order import order_for, read_records
 from dsdoctor.comm.place import port_trouble, resolve
 from dsdoctor.comm.started import Started
 
@@ -45,7 +45,6 @@ class Task:
     """What the check has to do, the same on every rank. `deadline` in seconds, for each step."""
 
     config: Mapping[str, Any]
-    dtypes: tuple[str, ...]
     device: Literal["auto", "cpu", "cuda"]
     deadline: float
 
@@ -84,10 +83,9 @@ def take_part(place: Started, task: Task) -> Iterator[Speaker]:
     """Go through the whole check as the rank that a launcher made of this process. Raises ImportError without torch."""
     with tempfile.TemporaryDirectory(prefix="dsdoctor-comm-") as name, _told_to_end() as told:
         folder = Path(name)
-        order = CommOrder(folder=name, device=task.device, dtypes=task.dtypes, deadline=task.deadline)
         import torch  # noqa: F401  (read before the fork, so that it is read once)
 
-        with RankChild(place, order.write(), folder) as child:
+        with RankChild(place, folder) as child:
             yield _Part(place, task, folder, child, told).run()
 
 
@@ -101,24 +99,24 @@ class _Part:
         self._child = child
         self._told = told
         self._begun = time.monotonic()
+        master = resolve(place.master_addr)
+        self._me = _introduction(place, task, master)
         self._facts = CommFacts(
             world_size=place.world_size,
             asked_device=task.device,
             master_addr=place.master_addr,
             master_port=place.master_port,
-            resolution=resolve(place.master_addr),
+            resolution=master,
+            members=(self._me,),
             deadline=task.deadline,
         )
 
     def run(self) -> Speaker:
-        meeting = None
         try:
             self._look_at_the_master()
-            with self._listener() as listener, loss_of_rank_0():
-                me = self._introduction(listener)
-                self._facts = replace(self._facts, members=(me,))
+            with self._listener() as port, loss_of_rank_0():
                 meeting = Meeting(store(self._place, self._task.deadline), self._place.rank)
-                meeting.join(me.write())
+                meeting.join(replace(self._me, port=port).write())
                 if self._place.rank == 0:
                     return self._lead(meeting)
                 self._follow(meeting)
@@ -142,34 +140,17 @@ class _Part:
             raise CannotMeet(f"connecting to {place.master_addr}:{place.master_port}: {error}")
 
     @contextlib.contextmanager
-    def _listener(self) -> Iterator[Listener | None]:
-        """Only the leader of a node listens. An address that is not this node's own is seen as a broken link."""
-        self._interface = self._chosen_interface()
+    def _listener(self) -> Iterator[int | None]:
+        """The port on which the leader of a node listens; None for others, and where it has no such address."""
         listener = None
-        if self._place.leads_node and self._interface.addresses:
+        if self._place.leads_node and self._me.address:
             with contextlib.suppress(OSError):
-                listener = Listener(self._interface.addresses[0])
+                listener = Listener(self._me.address)
         try:
-            yield listener
+            yield listener.port if listener is not None else None
         finally:
             if listener is not None:
                 listener.close()
-
-    def _chosen_interface(self) -> interfaces.Interface:
-        backend = "nccl" if _uses_cuda(self._task.device) else "gloo"
-        return interfaces.chosen(backend, os.environ, interfaces.interfaces(), interfaces.own_address())
-
-    def _introduction(self, listener: Listener | None) -> Member:
-        found = self._facts.resolution
-        master = found.addresses if found is not None else ()
-        return members.introduce(
-            self._place,
-            config=self._task.config,
-            master=master,
-            interface=self._interface,
-            route=links.route_to(master[0], self._place.master_port) if master else "",
-            port=listener.port if listener is not None else None,
-        )
 
     def _alone(self, error: str) -> Speaker:
         """What this process knows by itself. One of each node says it; the others would only say it again."""
@@ -181,7 +162,7 @@ class _Part:
 
     def _lead(self, meeting: Meeting) -> Speaker:
         everyone = self._who_came(meeting)
-        self._facts = replace(self._facts, members=everyone, backend="", device="")
+        self._facts = replace(self._facts, members=everyone)
         broken: tuple[Link, ...] = ()
         go = _complete(everyone, self._place.world_size)
         if go:
@@ -190,9 +171,9 @@ class _Part:
         self._facts = replace(self._facts, broken_links=broken)
         reports: dict[int, Any] = {}
         if go and not broken:
-            reports = self._reports(meeting)
+            reports = self._reports(meeting, everyone)
         facts = facts_of(self._facts, reports, seconds=self._seconds())
-        return Speaker(meeting, facts, len(everyone) - 1, self._task.deadline)
+        return Speaker(meeting, facts, len(reports or everyone) - 1, self._task.deadline)
 
     def _who_came(self, meeting: Meeting) -> tuple[Member, ...]:
         found = meeting.joined(self._place.world_size, self._task.deadline)
@@ -210,9 +191,9 @@ class _Part:
         told = meeting.reports("links", leaders, _LINK_SECONDS + _MESSAGE_SECONDS)
         return tuple(Link(**link) for _, own in sorted(told.items()) for link in own if link["error"])
 
-    def _reports(self, meeting: Meeting) -> dict[int, Any]:
+    def _reports(self, meeting: Meeting, everyone: tuple[Member, ...]) -> dict[int, Any]:
         """Every rank's report. After a failure the others are told to end, so that theirs follow soon."""
-        self._attend(meeting)
+        self._attend(meeting, everyone)
         patience = self._task.deadline if self._child.poll() == 0 else 0.0
         return meeting.reports("report", range(self._place.world_size), patience + _MESSAGE_SECONDS)
 
@@ -227,25 +208,35 @@ class _Part:
         if _complete(everyone, self._place.world_size):
             self._test_links(meeting, everyone)
         if meeting.hear("go", _LINK_SECONDS + 3 * _MESSAGE_SECONDS):
-            self._attend(meeting)
+            self._attend(meeting, everyone)
 
     # everyone
 
     def _test_links(self, meeting: Meeting, everyone: tuple[Member, ...]) -> None:
         if not self._place.leads_node:
             return
-        hosts = {member.rank: member for member in everyone if member.local_rank == 0}
-        listening = [(m.rank, m.address, m.port or 0) for m in hosts.values() if m.rank != self._place.rank]
-        tried = links.try_all(self._place.rank, listening, _LINK_SECONDS)
+        others = [member for member in everyone if member.local_rank == 0 and member.rank != self._place.rank]
+        listening = [(member.rank, member.address, member.port) for member in others if member.port is not None]
+        tried = list(links.try_all(self._place.rank, listening, _LINK_SECONDS))
+        tried += [_deaf(self._place.rank, member) for member in others if member.port is None]
         meeting.report("links", [asdict(link) for link in tried])
 
-    def _attend(self, meeting: Meeting) -> None:
+    def _attend(self, meeting: Meeting, everyone: tuple[Member, ...]) -> None:
         """Let the rank go, wait for its end, and report it."""
+        order_for(
+            self._task.config,
+            device=self._task.device,
+            deadline=self._task.deadline,
+            folder=self._folder,
+            ranks=self._place.world_size,
+            leaders=[member.rank for member in everyone if member.local_rank == 0],
+        ).write()
         child, limit = self._child, self._task.deadline + _MESSAGE_SECONDS / 2
         state = ""
+        self._told.patient = True
         child.go()
         while child.poll() is None:
-            if self._told.signal or meeting.told("stop") is not None:
+            if self._told.time or meeting.told("stop") is not None:
                 child.wait(1.0)  # it may be about to say by itself what is wrong
                 state = child.state
                 child.terminate()
@@ -281,25 +272,51 @@ class _Part:
 
 
 class _Told:
-    """Whether the launcher asked this process to end, and when (seconds since the epoch)."""
+    """Whether the launcher asked this process to end, and when (seconds since the epoch).
 
-    signal = 0
+    A `patient` process only takes note: it has a rank to see to its end, and something to say of it.
+    """
+
+    patient = False
     time: float | None = None
 
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[_Told]:
-    """SIGTERM ends the rank, and not before that was said. What waits meanwhile has its own short limits."""
+    """SIGTERM ends the rank, and this process after what there is to say was said; before that, it ends at once."""
     told = _Told()
 
     def note(number: int, _: FrameType | None) -> None:
-        told.signal, told.time = number, told.time or time.time()
+        if not told.patient:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        told.time = told.time or time.time()
 
     before = signal.signal(signal.SIGTERM, note)
     try:
         yield told
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _deaf(source: int, member: Member) -> Link:
+    what = member.address or f"an interface named {member.interface.name!r}"
+    error = f"its node does not have {what}" + (
+        f" ({member.interface.forced_by})" if member.interface.forced_by else ""
+    )
+    return Link(source=source, target=member.rank, address=member.address, error=error)
+
+
+def _introduction(place: Started, task: Task, master: Resolution) -> Member:
+    backend = "nccl" if _uses_cuda(task.device) else "gloo"
+    here = interfaces.interfaces()
+    way_out = links.route_to(master.addresses[0], place.master_port) if master.addresses else ""
+    return members.introduce(
+        place,
+        config=task.config,
+        master=master.addresses,
+        interface=interfaces.chosen(backend, os.environ, here, interfaces.own_address()),
+        route=interfaces.with_address(way_out, here),
+    )
 
 
 def _complete(everyone: tuple[Member, ...], world_size: int) -> bool:

@@ -27,8 +27,8 @@ class Member:
     """One rank of a started check.
 
     `interface` is the one that the ranks of its node will use, `port` where a leader of a node listens on it for the
-    test of links, `route` the own address that the way to the master goes out from. `master` are the addresses that
-    the master's name resolves to there. `config_hash` is empty without a ds_config. `clock` is its clock minus rank
+    test of links, `route` the one that the way to the master goes out from. `master` are the addresses that the
+    master's name resolves to there. `config_hash` is empty without a ds_config. `clock` is its clock minus rank
     0's in seconds, None where it was not heard; good to a tenth.
     """
 
@@ -39,7 +39,7 @@ class Member:
     launcher: str
     master: tuple[str, ...] = ()
     interface: Interface = field(default_factory=Interface)
-    route: str = ""
+    route: Interface = field(default_factory=Interface)
     port: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     config_hash: str = ""
@@ -47,14 +47,14 @@ class Member:
 
     @property
     def address(self) -> str:
-        return self.interface.addresses[0] if self.interface.addresses else self.route
+        """Where the others try to connect to; empty where its interface has no address."""
+        return self.interface.addresses[0] if self.interface.addresses else ""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Member:
         """From JSON."""
-        interface = dict(values["interface"])
-        interface["addresses"] = tuple(interface["addresses"])
-        return cls(**{**values, "master": tuple(values["master"]), "interface": Interface(**interface)})
+        network = {name: _interface(values[name]) for name in ("interface", "route")}
+        return cls(**{**values, **network, "master": tuple(values["master"])})
 
     def write(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,6 +129,10 @@ def twice(members: Sequence[Member]) -> tuple[Member, ...]:
 
 def hosts(members: Sequence[Member]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(member.host for member in members))
+
+
+def _interface(values: Mapping[str, Any]) -> Interface:
+    return Interface(**{**values, "addresses": tuple(values["addresses"])})
 
 
 def _odd(what: str, table: Mapping[int, str]) -> OddOneOut | None:

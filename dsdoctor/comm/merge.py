@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dsdoctor.comm.facts import CommRank, CommStep, Ending, StepStatus
@@ -44,18 +45,18 @@ def _steps(records: Records) -> tuple[CommStep, ...]:
     for record in records:
         name, dtype = record.get("step", ""), record.get("dtype", "")
         if record["event"] == "begin":
-            steps.append(CommStep(name=name, dtype=dtype, status="unfinished"))
+            steps.append(CommStep(name=name, dtype=dtype, elements=record.get("elements", 0), status="unfinished"))
         elif record["event"] == "end":
-            steps[-1:] = [_step(record, record["status"])]
-        elif record["event"] in ("timeout", "terminated") and name:
-            steps[-1:] = [_step(record, "timeout" if record["event"] == "timeout" else "unfinished")]
+            steps[-1:] = [_ended(steps[-1], record, record["status"])]
+        elif record["event"] in ("timeout", "terminated") and name and steps:
+            status: StepStatus = "timeout" if record["event"] == "timeout" else "unfinished"
+            steps[-1:] = [_ended(steps[-1], record, status)]
     return tuple(steps)
 
 
-def _step(record: Mapping[str, Any], status: StepStatus) -> CommStep:
-    return CommStep(
-        name=record["step"],
-        dtype=record["dtype"],
+def _ended(begun: CommStep, record: Mapping[str, Any], status: StepStatus) -> CommStep:
+    return replace(
+        begun,
         status=status,
         seconds=round(record["seconds"], 3),
         text=record.get("text", ""),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from dsdoctor.comm.order import LAST_STEP, CommOrder
+from dsdoctor.comm.sizes import CPU_LIMIT
 from dsdoctor.comm.watchdog import Recorder, Watchdog, peer_states
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 _ALLOCATION = 64 << 20
 """Bytes of the one allocation that is written and read back."""
+_SHM = "/dev/shm"
+_SHM_BYTES = 16 << 20
+CPU_BYTES = (4 << 10, 1 << 20)
+GPU_BYTES = (4 << 10, 1 << 20, 64 << 20)
+"""Sizes at which speed is measured: where latency rules, where bandwidth does."""
 _NOT_OFFERED = ("not supported", "does not support", "not implemented", "unsupported", "no support")
 
 
@@ -60,16 +67,18 @@ class Check:
             ("rendezvous", "", self._rendezvous),
             ("device", "", self._bind),
             ("allocation", "", self._allocate),
+            ("shared-memory", "", self._share_memory),
             ("process-group", "", self._join),
         ]
         if not all(self._step(*step) for step in steps):
             return 1
         passed = [self._collectives(dtype) for dtype in self._order.dtypes]
+        passed += [self._as_in_the_job(self._order.dtypes[0]), self._measure(self._order.dtypes[0])]
         return 0 if all(passed) and self._step(LAST_STEP, "", self._leave) else 1
 
-    def _step(self, name: str, dtype: str, action: Callable[[], None]) -> bool:
+    def _step(self, name: str, dtype: str, action: Callable[[], None], elements: int = 0) -> bool:
         """Run one step. A wrong value is written down and the check goes on; anything else ends it."""
-        self._recorder.write("begin", step=name, dtype=dtype)
+        self._recorder.write("begin", step=name, dtype=dtype, elements=elements)
         start = time.monotonic()
         status, text = "passed", ""
         try:
@@ -138,6 +147,19 @@ class Check:
         if total != _ALLOCATION // 4:
             raise RuntimeError(f"memory that was filled with ones sums to {total}")
 
+    def _share_memory(self) -> None:
+        """Take and give back as much of /dev/shm as NCCL takes for a few channels of one rank.
+
+        Raises OSError with the path, so that it is not mistaken for a full disk.
+        """
+        if not os.path.isdir(_SHM):
+            raise NotImplementedError(f"there is no {_SHM}")
+        with tempfile.TemporaryFile(dir=_SHM, prefix="dsdoctor-") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, _SHM_BYTES)
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror} for {_SHM_BYTES >> 20} MiB in {_SHM}") from None
+
     def _join(self) -> None:
         """Make the process group on the store of the rendezvous. Its own limit lies behind the watchdog's."""
         import torch.distributed as dist
@@ -154,15 +176,68 @@ class Check:
     def _collectives(self, dtype: str) -> bool:
         from dsdoctor.comm import collectives
 
-        group = collectives.Group(rank=self._rank, size=self._size, device=self._device, dtype=_torch_dtype(dtype))
+        group = self._group(dtype)
         passed = [self._step(step.__name__, dtype, partial(self._finish, step, group)) for step in collectives.STEPS]
         return all(passed)
 
-    def _finish(self, collective: Callable[[Group], None], group: Group) -> None:
+    def _as_in_the_job(self, dtype: str) -> bool:
+        """Several groups, repeats, odd sizes, and the sizes that the ds_config makes."""
+        from dsdoctor.comm import collectives
+
+        group = self._group(dtype)
+        passed = [
+            self._step(step.__name__, dtype, partial(self._finish, step, group))
+            for step in (collectives.several_groups, collectives.repeated_all_reduce)
+        ]
+        limit = self._largest(group.dtype.itemsize)
+        sizes = [("all_reduce", elements) for elements in collectives.ODD_SIZES]
+        sizes += [(message.collective, message.elements) for message in self._order.messages]
+        for name, elements in dict.fromkeys((name, min(elements, limit)) for name, elements in sizes):
+            collective = {"all_reduce": collectives.all_reduce_of, "all_gather": collectives.all_gather_of}[name]
+            passed.append(self._step(name, dtype, partial(self._finish, collective, group, elements), elements))
+        return all(passed)
+
+    def _largest(self, width: int) -> int:
+        """Elements of the largest message, the same on all ranks: a quarter of the memory of the fullest GPU."""
+        if not self._on_gpu:
+            return CPU_LIMIT
+        import torch
+        import torch.distributed as dist
+
+        free, _ = torch.cuda.mem_get_info(self._device)
+        smallest = torch.tensor([free // 4 // width], device=self._device)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        return int(smallest)
+
+    def _measure(self, dtype: str) -> bool:
+        """Figures are written down as they come; they are no judgement."""
+        return self._step("measure", dtype, partial(self._write_figures, self._group(dtype)))
+
+    def _write_figures(self, group: Group) -> None:
+        from dsdoctor.comm import measuring
+
+        sizes = GPU_BYTES if self._on_gpu else CPU_BYTES
+        for figures in (
+            measuring.collectives(group, sizes, self._synchronize),
+            measuring.pairs(group, self._order.pair_ranks, self._synchronize),
+            iter([measuring.compute(group, self._synchronize)]),
+        ):
+            for what, size, seconds in figures:
+                self._recorder.write("measured", what=what, bytes=size, seconds=seconds)
+
+    def _group(self, dtype: str) -> Group:
+        from dsdoctor.comm import collectives
+
+        return collectives.Group(rank=self._rank, size=self._size, device=self._device, dtype=_torch_dtype(dtype))
+
+    def _finish(self, collective: Callable[..., None], *arguments: object) -> None:
         """On a GPU a collective is only queued when its call returns."""
+        collective(*arguments)
+        self._synchronize()
+
+    def _synchronize(self) -> None:
         import torch
 
-        collective(group)
         if self._on_gpu:
             torch.cuda.synchronize()
 

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
+from dsdoctor.comm.members import twice, world_sizes
 
 Kind = Literal[
     "passed",
+    "apart",
     "not-started",
     "wrong-value",
     "failed",
     "missing",
+    "lost",
     "died",
+    "mismatch",
     "stopped",
     "stalled",
     "unreachable",
@@ -36,10 +40,17 @@ _CANNOT_CONNECT = re.compile(
     re.IGNORECASE,
 )
 
+_CALL = re.compile(r"torch[\\/]distributed[\\/]distributed_c10d\.py\", line \d+, in (?!wrapper)(\w+)")
+"""The outermost frame in torch's collectives, in a stack whose innermost frame comes last."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommReading:
-    """`ranks` are those at fault (for `unreachable`: those that wait), `step` is where the first of them stands."""
+    """`ranks` are those at fault, `step` is where the first of them stands.
+
+    For `unreachable` they are those that wait, for `mismatch` two that call different things in one step. `apart`: the
+    ranks were not let go, since the nodes cannot connect or do not fit together; the facts say which.
+    """
 
     kind: Kind
     ranks: tuple[CommRank, ...] = ()
@@ -53,9 +64,11 @@ def read(facts: CommFacts) -> CommReading:
     """The root of what went wrong in the check."""
     if facts.passed:
         return CommReading(kind="passed")
+    if facts.cannot_meet or facts.broken_links or twice(facts.members) or world_sizes(facts.members):
+        return CommReading(kind="apart")
     if all(rank.ending == "never-started" for rank in facts.ranks):
         return CommReading(kind="not-started", ranks=facts.ranks)
-    for rule in (_wrong, _failed, _gone, _missing, _stopped, _stalled):
+    for rule in (_wrong, _failed, _lost, _gone, _missing, _stopped, _mismatch, _stalled):
         reading = rule(facts.ranks)
         if reading is not None:
             return reading
@@ -75,12 +88,18 @@ def _failed(ranks: tuple[CommRank, ...]) -> CommReading | None:
     first = min(own, key=lambda rank: rank.time or 0.0)
     if not _CANNOT_CONNECT.search(_failure(first)):
         return CommReading(kind="failed", ranks=(first,))
-    reading = _gone(ranks) or _missing(ranks)
+    reading = _lost(ranks) or _gone(ranks) or _missing(ranks)
     return reading or CommReading(kind="unreachable", ranks=tuple(own))
 
 
 def _failure(rank: CommRank) -> str:
     return next((step.text for step in rank.steps if step.status == "failed"), "")
+
+
+def _lost(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    """Ranks of whose node nothing was heard any more, after all had met."""
+    found = tuple(rank for rank in ranks if rank.ending == "lost")
+    return CommReading(kind="lost", ranks=found) if found else None
 
 
 def _gone(ranks: tuple[CommRank, ...]) -> CommReading | None:
@@ -105,6 +124,26 @@ def _came(rank: CommRank) -> bool:
 def _stopped(ranks: tuple[CommRank, ...]) -> CommReading | None:
     found = tuple(rank for rank in ranks if rank.ending == "stopped")
     return CommReading(kind="stopped", ranks=found) if found else None
+
+
+def _mismatch(ranks: tuple[CommRank, ...]) -> CommReading | None:
+    """Two ranks that wait in the same step, in different collectives.
+
+    Different steps prove nothing: a rank may leave a collective while another one is still inside it.
+    """
+    waiting = [rank for rank in ranks if _waits(rank)]
+    for one in waiting[:1]:
+        for other in waiting[1:]:
+            same_place = len(one.steps) == len(other.steps)
+            if same_place and called(one) and called(other) and called(one) != called(other):
+                return CommReading(kind="mismatch", ranks=(one, other))
+    return None
+
+
+def called(rank: CommRank) -> str:
+    """The function of torch.distributed that the rank's last step stands in, empty where its stack shows none."""
+    found = _CALL.search(rank.steps[-1].stack) if rank.steps else None
+    return found[1] if found else ""
 
 
 def _stalled(ranks: tuple[CommRank, ...]) -> CommReading | None:

@@ -46,11 +46,11 @@ def collect(
     config: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     timeout: float = 60,
-    probe_command: Sequence[str] = PROBE_COMMAND,
+    probe_command: Sequence[str] | None = PROBE_COMMAND,
 ) -> MachineFacts:
     """What this machine is. Takes up to `timeout` seconds, for the one process that imports torch and DeepSpeed.
 
-    `config` is the ds_config whose compiled ops are checked, none without it. `folder` is where the user works
+    Without a `probe_command` these are not asked, and it takes no time. `config` is the ds_config whose compiled ops are checked, none without it. `folder` is where the user works
     (default: the current directory), for its free space. Never raises.
     """
     work = folder or Path.cwd()
@@ -66,8 +66,9 @@ def collect(
         ("nvidia-smi", nvidia.gpus),
         ("versions", _versions),
         ("environment variables", lambda: {"environment": variables.select(os.environ)}),
-        ("torch and DeepSpeed", lambda: _ask_libraries(config, timeout, probe_command)),
     ]
+    if probe_command is not None:
+        probes.append(("torch and DeepSpeed", lambda: _ask_libraries(config, timeout, probe_command)))
     return _with_free_memory(gather(probes))
 
 

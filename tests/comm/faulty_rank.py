@@ -41,6 +41,15 @@ def is_stopped_in_a_collective() -> None:
     collectives.STEPS = (all_reduce, *collectives.STEPS[1:])
 
 
+def calls_another_collective() -> None:
+    """This rank broadcasts where the others reduce."""
+
+    def all_reduce(group: collectives.Group) -> None:
+        collectives.dist.broadcast(collectives.torch.zeros(collectives.ELEMENTS), src=1)
+
+    collectives.STEPS = (all_reduce, *collectives.STEPS[1:])
+
+
 def sends_wrong_values() -> None:
     """This rank contributes 1 more than it should to element 5 of the sum; elements belong to the ranks in turn."""
     right = collectives._share
@@ -57,7 +66,10 @@ def has_no_such_collective() -> None:
     def reduce_scatter_tensor(group: collectives.Group) -> None:
         raise RuntimeError("ProcessGroupGloo does not support reduce_scatter")
 
-    collectives.STEPS = (*collectives.STEPS[:3], reduce_scatter_tensor, collectives.STEPS[4])
+    replaced = [
+        reduce_scatter_tensor if step.__name__ == "reduce_scatter_tensor" else step for step in collectives.STEPS
+    ]
+    collectives.STEPS = tuple(replaced)
 
 
 def cannot_allocate() -> None:

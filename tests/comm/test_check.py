@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.comm import reading
-from dsdoctor.comm.check import RANK_MODULE, check, dtypes
+from dsdoctor.comm.check import RANK_MODULE, check
 from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.order import dtypes
 from dsdoctor.runs.launcher import LaunchPlan
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,102 @@
+"""What the figures of all ranks mean together: bus bandwidth, the slowest pair, the slowest rank. Plain data, pure.
+
+The factors that turn bytes over seconds into bus bandwidth are those of NVIDIA's nccl-tests (PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+_SLOW_PAIR = 3.0
+_SLOW_RANK = 1.5
+_FEWEST = 3
+"""Fewer figures of a kind than this have no middle to be compared with."""
+
+_FACTORS: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One collective at one size. `seconds` a round, of the slowest rank; `bus` in bytes a second."""
+
+    collective: str
+    bytes: int
+    seconds: float
+    bus: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSpeed:
+    """Between two ranks, one direction at a time; `bandwidth` in bytes a second. `across` nodes or inside one."""
+
+    low: int
+    high: int
+    bandwidth: float
+    across: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """`compute` is seconds of the same product of matrices, by rank."""
+
+    collectives: tuple[Speed, ...] = ()
+    pairs: tuple[PairSpeed, ...] = ()
+    compute: Mapping[int, float] | None = None
+
+    def slow_pairs(self) -> tuple[tuple[PairSpeed, float], ...]:
+        """Pairs far slower than the middle of their kind, each with how many times; the slowest first."""
+        found = []
+        for across in (False, True):
+            kind = [pair for pair in self.pairs if pair.across is across]
+            if len(kind) < _FEWEST:
+                continue
+            middle = median(pair.bandwidth for pair in kind)
+            found += [(pair, middle / pair.bandwidth) for pair in kind if middle > _SLOW_PAIR * pair.bandwidth]
+        return tuple(sorted(found, key=lambda one: -one[1]))
+
+    def slow_ranks(self) -> tuple[tuple[int, float], ...]:
+        """Ranks that compute more slowly than the middle of all, each with how many times; the slowest first."""
+        if self.compute is None or len(self.compute) < _FEWEST:
+            return ()
+        middle = median(self.compute.values())
+        found = [(rank, seconds / middle) for rank, seconds in self.compute.items() if seconds > _SLOW_RANK * middle]
+        return tuple(sorted(found, key=lambda one: -one[1]))
+
+
+def speeds(records: Sequence[Iterable[Mapping[str, Any]]], hosts: Sequence[str]) -> Speeds | None:
+    """From the records of all ranks, and the host of each; None where nothing was measured."""
+    measured = [
+        (rank, record["what"], record["bytes"], record["seconds"])
+        for rank, own in enumerate(records)
+        for record in own
+        if record["event"] == "measured" and record["seconds"] > 0
+    ]
+    if not measured:
+        return None
+    rounds: dict[tuple[str, int], float] = {}
+    for _, what, size, seconds in measured:
+        if what in _FACTORS:
+            rounds[what, size] = max(seconds, rounds.get((what, size), 0.0))
+    return Speeds(
+        collectives=tuple(_speed(what, size, seconds, len(records)) for (what, size), seconds in rounds.items()),
+        pairs=tuple(_pair(what, size / seconds, hosts) for _, what, size, seconds in measured if what[:5] == "pair "),
+        compute={rank: seconds for rank, what, _, seconds in measured if what == "compute"},
+    )
+
+
+def _speed(collective: str, size: int, seconds: float, ranks: int) -> Speed:
+    bus = size / seconds * _FACTORS[collective](ranks)
+    return Speed(collective=collective, bytes=size, seconds=seconds, bus=bus)
+
+
+def _pair(what: str, bandwidth: float, hosts: Sequence[str]) -> PairSpeed:
+    low, high = map(int, what.removeprefix("pair ").split("-"))
+    return PairSpeed(low=low, high=high, bandwidth=bandwidth, across=hosts[low] != hosts[high])
