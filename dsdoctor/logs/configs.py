@@ -13,6 +13,8 @@ DEEPSPEED_KEYS = {
     "zero_optimization", "fp16", "bf16", "train_batch_size", "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps", "zero_allow_untested_optimizer", "gradient_clipping", "bfloat16",
 }  # fmt: skip
+ONE_LINE_KEYS = ("train_batch_size", "zero_optimization")
+"""Keys of which one stands in a config that is printed in one line."""
 
 BEGINS = re.compile(r"(?:^|[=:] ?|\s)\{\s*$")
 _FIRST_KEY = re.compile(r'^\s*["\']?(?P<key>\w+)["\']?\s*:')
