@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.scripts.facts import ScriptFacts
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _DTYPES = ("dtype", "torch_dtype")
 _TIED = "tie_word_embeddings"
 _PART = ("_config", "decoder", "encoder", "generator", "question_encoder")
 _DEEPEST = 3
 _LARGEST = 2**20
+_MODEL_ARGUMENTS = ("model_name_or_path", "model_path", "model")
 
 
 class ModelUnreadable(Exception):
@@ -29,6 +32,19 @@ class ModelConfig:
     dtype: str | None = None
     experts: int = 0
     tied: bool | None = None
+
+
+def named_by(script: ScriptFacts | None, arguments: Mapping[str, Any]) -> ModelConfig | None:
+    """The model that a job names, if it lies on this disk: in the script's arguments, or in its `from_pretrained`."""
+    calls = script.named("from_pretrained") if script is not None else ()
+    names = [arguments.get(name) for name in _MODEL_ARGUMENTS] + [call.first for call in calls]
+    for name in names:
+        if isinstance(name, str) and name and (Path(name) / "config.json").is_file():
+            try:
+                return load(Path(name))
+            except ModelUnreadable:
+                continue
+    return None
 
 
 def load(path: Path) -> ModelConfig:

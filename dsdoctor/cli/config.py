@@ -75,13 +75,14 @@ def _gather(arguments: argparse.Namespace) -> Case:
     """All facts that the options name. Raises CannotWork."""
     from dsdoctor.case import Case
     from dsdoctor.dsconfig import load_config
-    from dsdoctor.dsconfig.hf_arguments import ArgumentsUnreadable, given
-    from dsdoctor.model_config import ModelUnreadable, load
+    from dsdoctor.dsconfig.hf_arguments import ArgumentsUnreadable, given, parse
+    from dsdoctor.model_config import ModelUnreadable, load, named_by
 
     script, framework = _script(arguments.script)
     try:
         hf_arguments = given(arguments.hf_args) if arguments.hf_args else {}
         model = load(Path(arguments.model)) if arguments.model else None
+        words = parse(arguments.script_args)
     except (ArgumentsUnreadable, ModelUnreadable) as error:
         raise CannotWork(str(error)) from None
     if script is not None and script.training_arguments is not None:
@@ -94,6 +95,7 @@ def _gather(arguments: argparse.Namespace) -> Case:
         script_args=arguments.script_args,
         hf_arguments=hf_arguments,
     )
+    model = model or named_by(script, hf_arguments | words)
     return Case(config=config, script=script, model=model, machine=_machine(config) if arguments.machine else None)
 
 

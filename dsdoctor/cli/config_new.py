@@ -1,25 +1,28 @@
-"""`dsdoctor config DS_CONFIG --new`: write a config that fits, by the memory model."""
+"""`dsdoctor config DS_CONFIG --new`: write a config that fits, by the memory model; on a terminal it asks."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import byte_size, count, positive
+from dsdoctor.units import size
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("writing a new file")
-    group.add_argument("--new", action="store_true", help="write DS_CONFIG; needs --params, --gpus and --gpu-memory")
+    group.add_argument("--new", action="store_true", help="write DS_CONFIG; what is not given is asked for")
     group.add_argument("--params", type=count, metavar="N", help="the model's parameters: 7e9, 7B, 350M")
     group.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one host")
     group.add_argument("--gpu-memory", type=byte_size, metavar="SIZE", help="of one GPU: 80GiB, 24GB")
     group.add_argument("--host-memory", type=byte_size, metavar="SIZE", help="free for the job (default: what is here)")
-    group.add_argument("--precision", choices=("bf16", "fp16"), default="bf16")
+    group.add_argument("--precision", choices=("bf16", "fp16"), help="default: bf16")
     group.add_argument("--hf", action="store_true", help='for Hugging Face\'s Trainer: "auto" where it fills in')
 
 
@@ -27,15 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
     from dsdoctor.dsconfig.template import NothingFits, Wish, fitting
 
     target = Path(arguments.config)
-    missing = [name for name in ("params", "gpus", "gpu_memory") if getattr(arguments, name) is None]
-    if missing:
-        raise CannotWork("--new needs " + ", ".join(f"--{name.replace('_', '-')}" for name in missing))
+    if target.exists():
+        raise CannotWork(f"{target} exists already, and --new overwrites nothing")
+    _complete(arguments)
     wish = Wish(
         parameters=arguments.params,
         gpus=arguments.gpus,
         gpu_bytes=arguments.gpu_memory,
         host_bytes=arguments.host_memory or _host_memory(),
-        precision=arguments.precision,
+        precision=arguments.precision or "bf16",
         hugging_face=arguments.hf,
     )
     try:
@@ -45,10 +48,74 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(json.dumps(chosen.config, indent=2) + "\n")
-    except FileExistsError:
-        raise CannotWork(f"{target} exists already, and --new overwrites nothing") from None
+    except OSError as error:
+        raise CannotWork(f"cannot write {target}: {error.strerror or error}") from None
     _tell(arguments, target, chosen)
     return 0
+
+
+class _Question(NamedTuple):
+    """What is asked for one option, and how the answer is read. `default` is what an empty answer means."""
+
+    option: str
+    text: str
+    read: Callable[[str], Any]
+    default: str = ""
+
+
+def _complete(arguments: argparse.Namespace) -> None:
+    """Fill in the options that were not given: asked for on a terminal. Raises CannotWork elsewhere."""
+    needed = [name for name in ("params", "gpus", "gpu_memory") if getattr(arguments, name) is None]
+    if not needed:
+        return
+    if arguments.json or not sys.stdin.isatty():
+        raise CannotWork("--new needs " + ", ".join(f"--{name.replace('_', '-')}" for name in needed))
+    for question in _questions():
+        if getattr(arguments, question.option) in (None, False):
+            setattr(arguments, question.option, _answer(question))
+
+
+def _questions() -> Iterator[_Question]:
+    """In the order in which they are asked; the GPUs of this machine are the defaults, where the driver lists some."""
+    from dsdoctor.machine.nvidia import gpus
+
+    try:
+        devices = gpus().get("driver_devices", ())
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # a driver in trouble: nothing to suggest
+        devices = ()
+    memory = min((device.total_bytes or 0 for device in devices), default=0)
+    old = any(device.capability is not None and device.capability < (8, 0) for device in devices)
+    yield _Question("params", "parameters of the model (7B, 350M)", count)
+    yield _Question("gpus", "GPUs of the host", positive, str(len(devices) or ""))
+    yield _Question("gpu_memory", "memory of one GPU (80GiB, 24GB)", byte_size, f"{memory >> 20}MiB" if memory else "")
+    yield _Question("precision", "precision: bf16 (Ampere and newer) or fp16", _precision, "fp16" if old else "bf16")
+    yield _Question("hf", "for Hugging Face's Trainer or Accelerate (y/n)", _yes, "n")
+
+
+def _answer(question: _Question) -> Any:
+    """What the user answers, asked again until it can be read. Raises CannotWork at the end of the input."""
+    while True:
+        default = f" [{question.default}]" if question.default else ""
+        print(f"{question.text}{default}: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise CannotWork(f"no answer to: {question.text}")
+        try:
+            return question.read(line.strip() or question.default)
+        except (ValueError, argparse.ArgumentTypeError):
+            print(f"  not understood: {line.strip() or 'nothing'}", file=sys.stderr)
+
+
+def _precision(text: str) -> str:
+    if text.lower() not in ("bf16", "fp16"):
+        raise ValueError(text)
+    return text.lower()
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("y", "yes", "n", "no"):
+        raise ValueError(text)
+    return text.lower().startswith("y")
 
 
 def _host_memory() -> int:
@@ -58,6 +125,7 @@ def _host_memory() -> int:
     available = gather([("memory", memory), ("control group", control_group)]).host_available
     if available is None:
         raise CannotWork("the host's free memory is not known here; give --host-memory")
+    print(f"dsdoctor: the host is taken to be this one, with {size(available)} free (--host-memory)", file=sys.stderr)
     return available
 
 

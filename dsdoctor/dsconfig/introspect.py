@@ -1,15 +1,13 @@
 """Read what the importable DeepSpeed accepts in a ds_config, and print it as JSON.
 
 Runs only as a process of its own (`python -m dsdoctor.dsconfig.introspect`), so that it can be pointed at any release:
-importing this module imports DeepSpeed and torch. Typed sections are read from their
-pydantic models. Sections that DeepSpeed reads as plain dicts are found by handing it a dict that writes down which
-keys are asked for, and with which defaults. Signatures of optimizers and schedulers come from their source text,
-since importing them may compile kernels.
+importing this module imports DeepSpeed and torch. Typed sections are read from their pydantic models. Sections that
+DeepSpeed reads as plain dicts are found by handing it a dict that writes down which keys are asked for, and with which
+defaults.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import enum
 import importlib
@@ -28,114 +26,10 @@ from pydantic import BaseModel
 from pydantic.v1 import BaseModel as OldModel
 
 from dsdoctor.dsconfig import probing
+from dsdoctor.dsconfig.introspect_classes import ROOT, read_optimizers, read_schedulers, torch_signatures
+from dsdoctor.dsconfig.introspect_tables import CHECKED_LATER, KINDS, MOVED, OPEN, PLAIN, READ_ELSEWHERE, TYPED
 
 NONE = type(None)
-ROOT = Path(deepspeed.__file__).parent
-
-TYPED = {
-    "zero_optimization": ("runtime.zero.config", "DeepSpeedZeroConfig"),
-    "fp16": ("runtime.precision_config", "DeepSpeedFP16Config"),
-    "bf16": ("runtime.precision_config", "DeepSpeedBF16Config"),
-    "comms_logger": ("comm.config", "CommsLoggerConfig"),
-    "tensorboard": ("monitor.config", "TensorBoardConfig"),
-    "wandb": ("monitor.config", "WandbConfig"),
-    "csv_monitor": ("monitor.config", "CSVConfig"),
-    "comet": ("monitor.config", "CometConfig"),
-    "compile": ("runtime.compiler", "CompileConfig"),
-    "hybrid_engine": ("runtime.config", "HybridEngineConfig"),
-    "timers.throughput": ("utils.config", "DeepSpeedThroughputTimerConfig"),
-    "tensor_parallel": ("runtime.tensor_parallel.config", "TPTrainingConfig"),
-    "weight_quantization": ("inference.config", "WeightQuantConfig"),
-    "nebula": ("nebula.config", "DeepSpeedNebulaConfig"),
-}
-MOVED = {"compile": [("compile.config", "CompileConfig"), ("runtime.compiler", "CompileConfig")]}
-
-PLAIN: dict[str, dict[str, Any]] = {
-    "fp16": {"enabled": True, "loss_scale_window": 1000},
-    "bf16": {"enabled": True},
-    "activation_checkpointing": {},
-    "flops_profiler": {},
-    "aio": {},
-    "data_types": {},
-    "checkpoint": {},
-    "checkpoint.parallel_write": {},
-    "checkpoint.writer": {},
-    "torch_autocast": {"enabled": True},
-}
-OPEN = (
-    "data_efficiency",
-    "curriculum_learning",
-    "progressive_layer_drop",
-    "eigenvalue",
-    "quantize_training",
-    "compression_training",
-    "sparse_attention",
-    "amp",
-    "autotuning",
-    "elasticity",
-    "nebula",
-    "graph_harvesting",
-    "datastates_ckpt",
-    "expert_parallel",
-    "optimizer.params",
-    "scheduler.params",
-    "timers",
-    "weight_quantization",
-    "pipeline",
-)
-"""Sections whose keys are not checked: free by nature, or of more shapes than one table holds."""
-
-READ_ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
-    "data_parallel_size": ("__init__.py", {"kind": "int"}),
-    "sequence_parallel_size": ("__init__.py", {"kind": "int"}),
-    "vocabulary_size": ("runtime/config.py", {"kind": "int", "nullable": True}),
-}
-"""Top-level keys that some other place than DeepSpeedConfig's first pass reads; listed if that file names them."""
-
-DTYPES = sorted(
-    name
-    for dtype in ("float16", "float32", "bfloat16")
-    for name in (dtype, f"torch.{dtype}", {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}[dtype])
-)
-"""The spellings of `inference.config.DtypeEnum` for the types that autocast takes."""
-KINDS: dict[str, dict[str, Any]] = {
-    "train_batch_size": {"kind": "int"},
-    "train_micro_batch_size_per_gpu": {"kind": "int"},
-    "gradient_accumulation_steps": {"kind": "int"},
-    "steps_per_print": {"kind": "float"},
-    "gradient_clipping": {"kind": "float"},
-    "gradient_predivide_factor": {"kind": "float"},
-    "communication_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
-    "seq_parallel_comm_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
-    "seq_parallel_communication_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
-    "gradient_allreduce_op": {"kind": "str", "choices": ["mean", "sum"]},
-    "log_level": {"kind": "str"},
-    "activation_checkpointing.number_checkpoints": {"kind": "int"},
-    "flops_profiler.output_file": {"kind": "str"},
-    "flops_profiler.recompute_fwd_factor": {"kind": "float"},
-    "flops_profiler.detailed": {"kind": "bool"},
-    "data_types.grad_accum_dtype": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
-    "data_types.param_dtype": {"kind": "str"},
-    "data_types.buffer_dtype": {"kind": "str"},
-    "data_types.keep_in_fp32_modules": {"kind": "any"},
-    "checkpoint.tag_validation": {"kind": "str", "choices": ["ignore", "warn", "fail"]},
-    "checkpoint.checkpoint_serialization": {"kind": "bool"},
-    "fp16.loss_scale": {"kind": "float"},
-    "torch_autocast.dtype": {"kind": "str", "choices": DTYPES},
-    "checkpoint.writer": {"kind": "section", "nullable": True},
-    "checkpoint.writer.type": {"kind": "str", "choices": ["mock", "python", "fast"]},
-    "checkpoint.writer.data_parallel": {"kind": "str", "choices": ["replica", "socket", "machine"]},
-    "torch_autocast.lower_precision_safe_modules": {"kind": "list"},
-    "optimizer": {"kind": "section"},
-    "scheduler": {"kind": "section"},
-}
-"""What Python does with the value of a plain key whose default does not tell."""
-
-
-CHECKED_LATER: dict[str, dict[str, Any]] = {
-    "zero_optimization.zenflow.select_strategy": {"choices": ["auto", "step", "epoch"]},
-}
-"""What a validator of a typed section demands beyond the type."""
 
 
 class Watched(dict):  # type: ignore[type-arg]
@@ -308,6 +202,8 @@ def plain_entry(path: str, default: Any) -> dict[str, Any]:
         entry = dict(KINDS[path])
     elif isinstance(default, dict):
         entry = {"kind": "section"}
+    elif default == "auto":  # a text that stands for a value of another kind
+        entry = {"kind": "any"}
     elif isinstance(default, bool | int | float | str | list):
         entry = {"kind": type(default).__name__}
     else:
@@ -342,57 +238,6 @@ def read_removed() -> dict[str, str]:
     top = getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})
     zero = {f"zero_optimization.{k}": v for k, v in getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", {}).items()}
     return {key: text.split(". ")[0].rstrip(".") for key, text in sorted((top | zero).items())}
-
-
-def signature(file: str, class_name: str) -> dict[str, Any] | None:
-    """Parameters of a class's constructor, read from its source without importing it."""
-    path = ROOT / file
-    if not path.exists():
-        return None
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            init = next(n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-            names = [a.arg for a in init.args.args + init.args.kwonlyargs][2:]
-            return {"params": names} | ({"open": True} if init.args.kwarg else {})
-    return None
-
-
-DEEPSPEED_OPTIMIZERS = {
-    "FusedAdam": "ops/adam/fused_adam.py",
-    "DeepSpeedCPUAdam": "ops/adam/cpu_adam.py",
-    "FusedLamb": "ops/lamb/fused_lamb.py",
-    "DeepSpeedCPUAdagrad": "ops/adagrad/cpu_adagrad.py",
-    "FusedLion": "ops/lion/fused_lion.py",
-    "DeepSpeedCPULion": "ops/lion/cpu_lion.py",
-    "OnebitAdam": "runtime/fp16/onebit/adam.py",
-    "ZeroOneAdam": "runtime/fp16/onebit/zoadam.py",
-    "OnebitLamb": "runtime/fp16/onebit/lamb.py",
-}
-SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
-
-
-def read_optimizers() -> dict[str, Any]:
-    config = importlib.import_module("deepspeed.runtime.config")
-    classes = {name: signature(file, name) for name, file in DEEPSPEED_OPTIMIZERS.items()}
-    return {
-        "names": sorted(name.lower() for name in config.DEEPSPEED_OPTIMIZERS),
-        "classes": {name: found for name, found in classes.items() if found},
-    }
-
-
-def read_schedulers() -> dict[str, Any]:
-    found = {name: signature("runtime/lr_schedules.py", name) for name in SCHEDULERS}
-    return {name: entry for name, entry in found.items() if entry}
-
-
-def torch_signatures(module: types.ModuleType, base: type) -> dict[str, Any]:
-    """Constructor parameters of torch's own optimizers or schedulers, which a config can name too."""
-    found = {}
-    for name, value in sorted(vars(module).items()):
-        if inspect.isclass(value) and issubclass(value, base) and value is not base and not name.startswith("_"):
-            names = list(inspect.signature(value.__init__).parameters)[2:]
-            found[name] = {"params": [n for n in names if n != "kwargs"]}
-    return found
 
 
 def plain_section(keys: dict[str, Any]) -> dict[str, Any]:

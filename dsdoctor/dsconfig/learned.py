@@ -16,7 +16,7 @@ from typing import Any
 
 _PROCESS = (sys.executable, "-m", "dsdoctor.dsconfig.introspect")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_FORMAT = 1
+_FORMAT = 2
 """Raised when `introspect` writes another kind of table: older files are then read anew."""
 
 

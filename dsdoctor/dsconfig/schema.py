@@ -153,11 +153,11 @@ def _schema(release: str) -> Schema:
 
 
 def _table(release: str) -> Mapping[str, Any]:
-    return _learned().get(release) or _shipped()[release]
+    return _learned().get(release) or shipped()[release]
 
 
 @lru_cache(maxsize=1)
-def _shipped() -> dict[str, Mapping[str, Any]]:
+def shipped() -> dict[str, Mapping[str, Any]]:
     """The tables of all shipped releases. Later ones share parts with earlier ones: nothing here is written to."""
     tables: dict[str, Mapping[str, Any]] = {}
     last: Mapping[str, Any] = {}

@@ -13,9 +13,9 @@ class Call:
 
     `name` is the last part of what is called (`from_pretrained`), `owner` what stands before it, as written. `scope` is
     the dotted name of the function it stands in, "" at module level. `literals` are the keyword arguments whose values
-    are constants, `given` the names of all; `arguments` the positional ones, as written. `targets` are the names that
-    the result is bound to, in order. `contexts` are the calls of the `with` statements around it. `open` says that more
-    arguments may come by `*` or `**`.
+    are constants, `given` the names of all; `arguments` the positional ones, as written, `first` the value of the first
+    one if that is a text. `targets` are the names that the result is bound to, in order. `contexts` are the calls of
+    the `with` statements around it. `open` says that more arguments may come by `*` or `**`.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Call:
     literals: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    first: str | None = None
     targets: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
     open: bool = False

@@ -59,6 +59,7 @@ def _call(node: ast.Call, scope: str, contexts: tuple[str, ...], targets: tuple[
         literals={key: value for key, node in keywords.items() for value in _literal(node)},
         given={key: _dotted(value) for key, value in keywords.items()},
         arguments=tuple(_dotted(argument) for argument in node.args),
+        first=_text(node.args[0]) if node.args else None,
         targets=targets,
         contexts=contexts,
         open=len(keywords) < len(node.keywords) or any(isinstance(argument, ast.Starred) for argument in node.args),
@@ -85,6 +86,10 @@ def _literal(node: ast.expr) -> Iterator[Any]:
         yield ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _bound(node: ast.Assign | ast.AnnAssign) -> tuple[str, ...]:

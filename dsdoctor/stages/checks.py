@@ -38,6 +38,8 @@ def environment(examination: Examination) -> StageResult:
 def config(examination: Examination) -> StageResult:
     """Parse the ds_config and hold it against DeepSpeed's schema and the world size."""
     from dsdoctor.dsconfig import load_config
+    from dsdoctor.dsconfig.hf_arguments import parse
+    from dsdoctor.model_config import named_by
     from dsdoctor.scripts.read import read
 
     job = examination.job
@@ -50,8 +52,9 @@ def config(examination: Examination) -> StageResult:
         framework=framework,
         script_args=job.args,
     )
-    examination.learn(config=facts, script=script)
-    status, why = _from_findings(Case(config=facts, machine=examination.case.machine, script=script))
+    model = named_by(script, parse(job.args))
+    examination.learn(config=facts, script=script, model=model)
+    status, why = _from_findings(Case(config=facts, machine=examination.case.machine, script=script, model=model))
     return StageResult(name="config", status=status, why=why or f"{len(facts.data)} sections and keys, all known")
 
 

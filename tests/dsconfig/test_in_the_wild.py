@@ -9,8 +9,8 @@ from dsdoctor.diagnoses import diagnose
 from dsdoctor.dsconfig import load_config
 from dsdoctor.dsconfig.load import with_text
 from dsdoctor.fixing import fix
-from tests.dsconfig.in_the_wild import CONFIGS
 from tests.dsconfig.real import INSTALLED, ask
+from tests.dsconfig.wild import CONFIGS
 
 HERE = [wild for wild in CONFIGS if wild.release == INSTALLED]
 REFUSED_LATER = ("config/auto-unresolved", "version/known-defect", "loss-scale/static")

@@ -57,6 +57,6 @@ def test_what_fails_says_why_and_changes_nothing(monkeypatch, cache, code, words
 
 def test_a_spoilt_file_is_passed_over(cache):
     cache.mkdir()
-    (cache / "deepspeed-schema-1-0.21.0.json").write_text('{"release": "0.21.0"}')
-    (cache / "deepspeed-schema-1-0.22.0.json").write_text("nonsense")
+    (cache / "deepspeed-schema-2-0.21.0.json").write_text('{"release": "0.21.0"}')
+    (cache / "deepspeed-schema-2-0.22.0.json").write_text("nonsense")
     assert learned.tables() == {}
