@@ -6,12 +6,14 @@ Only the parser of every command is built at start; what a command needs is impo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import dsdoctor
 from dsdoctor.cli import blame, comm, config, demo, env, explain, log, nan, triage
@@ -24,8 +26,23 @@ EXIT_CODES = """exit codes:
   3 stopped early (Ctrl-C, --budget)   4 finished, but the verdict is inconclusive"""
 
 
+class UsageError(Exception):
+    """What argparse has against the arguments; `usage` is the text that it prints before."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises where argparse would print and exit, so that a mistake is a document too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, self.format_usage())
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dsdoctor",
         description="The troubleshooting assistant for DeepSpeed training.",
         epilog=EXIT_CODES,
@@ -45,13 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--" in given:
         at = given.index("--")
         given, script_args = given[:at], given[at + 1 :]
-    arguments = build_parser().parse_args(given)
+    _let_everything_be_printed(as_json="--json" in given)
+    try:
+        arguments = build_parser().parse_args(given)
+    except UsageError as error:
+        return _misused(given, error)
     arguments.script_args = tuple(script_args)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _as_interrupt)
-    _let_everything_be_printed(as_json=arguments.json)
     return _kept_going(arguments)
+
+
+def _misused(given: Sequence[str], error: UsageError) -> int:
+    """Exit code 2 with usage and message on stderr, and the document where it was asked for."""
+    names = {command.__name__.rpartition(".")[2] for command in COMMANDS}
+    command = next((word for word in given if word in names), "")
+    asked = argparse.Namespace(command=command, json="--json" in given)
+    with contextlib.suppress(OSError):
+        sys.stderr.write(error.usage)
+    return _ended(asked, 2, str(error))
 
 
 def _kept_going(arguments: argparse.Namespace) -> int:

@@ -49,6 +49,34 @@ def test_what_cannot_be_done_is_a_document_too(folder, arguments, words):
     assert finished.stderr.decode().splitlines() == [f"dsdoctor: {document['error']}"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command", "words"),
+    [
+        (["nonsense"], "", "invalid choice: 'nonsense'"),
+        ([], "", "required: COMMAND"),
+        (["triage", "ds.json"], "triage", "required: TRAIN.py"),
+        (["triage", "ds.json", "train.py", "--nproc", "none"], "triage", "--nproc"),
+        (["blame", "--out"], "blame", "--out: expected one argument"),
+        (["comm", "--nproc", "many"], "comm", "--nproc"),
+        (["log", "a.log", "--no-such"], "log", "unrecognized arguments: --no-such"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_a_document_too(folder, arguments, command, words):
+    finished = call(*arguments, "--json", cwd=folder)
+    assert finished.returncode == 2
+    document = json.loads(finished.stdout)
+    assert (document["command"], document["exit_code"], document["findings"]) == (command, 2, [])
+    assert words in document["error"]
+    printed = finished.stderr.decode()
+    assert printed.startswith("usage: dsdoctor")
+    assert words in printed
+
+
+def test_json_after_the_arguments_of_the_script_is_the_scripts(folder):
+    finished = call("triage", "ds.json", "--", "--json", cwd=folder)
+    assert (finished.returncode, finished.stdout) == (2, b"")
+
+
 def raises(error):
     def run(arguments):
         raise error
