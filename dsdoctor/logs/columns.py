@@ -1,43 +1,37 @@
-"""The values in many lines of one kind, as arrays: where they stand, which are extreme, which are not finite.
-
-numpy is imported here at module level; only a log with more steps than a series keeps needs this module.
-"""
+"""The values in many lines of one kind, as arrays: where they stand, which are extreme, which are not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
+from dsdoctor.logs.block import Array, Block
 from dsdoctor.logs.fields import Field, Mark
 
 _WIDTH = 8
 _TAIL = 4
-_POINT, _ZERO, _NINE, _E = b".09e"
-Array = np.ndarray[Any, np.dtype[Any]]
+_FEED, _POINT, _ZERO, _NINE, _E = b"\n.09e"
 
 
 class Lines:
-    """Lines of one kind; ValueError where one of them is of another."""
+    """Those parts of a block that are of one kind. Raises ValueError where one of them is of another."""
 
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        self._count = len(texts)
-        self._joined = b"\n".join(texts) + b"\n" + bytes(_WIDTH)
-        self._bytes = np.frombuffer(self._joined, np.uint8)
-        self._marks: dict[int, Array] = {}
+    def __init__(self, block: Block, places: Array) -> None:
+        self._block = block
+        self._starts = block.starts[places]
+        self._ends = block.ends[places]
 
     def column(self, field: Field) -> Column:
         """The numbers of one field."""
-        return Column(self._joined, *self._ends(field), exponent=field.exponent)
+        return Column(self._block.padded, *self._bounds(field), exponent=field.exponent)
 
-    def distinct(self, field: Field) -> set[bytes]:
-        """What stands in a field, each text once, cut to eight bytes."""
-        heads = np.unique(_heads(self._joined, *self._ends(field)))
-        return {int(head).to_bytes(_WIDTH, "big").rstrip(b"\0") for head in heads.tolist()}
+    def texts(self, field: Field) -> Array:
+        """What stands in a field of each line, as integers: its first eight bytes, zeros behind its end."""
+        return _heads(self._block.padded, *self._bounds(field))
 
-    def _ends(self, field: Field) -> tuple[Array, Array]:
+    def _bounds(self, field: Field) -> tuple[Array, Array]:
         starts, ends = self._places(field.left) + field.start, self._places(field.right) - field.end
         if (ends <= starts).any():
             raise ValueError("a line without a number")
@@ -45,9 +39,27 @@ class Lines:
 
     def _places(self, mark: Mark) -> Array:
         """Where in each line this one of its bytes stands."""
-        if mark.byte not in self._marks:
-            self._marks[mark.byte] = np.flatnonzero(self._bytes == mark.byte).reshape(self._count, mark.count)
-        return self._marks[mark.byte][:, mark.which]
+        if mark.byte == _FEED:
+            return self._ends
+        marks = self._block.marks(mark.byte)
+        first = np.searchsorted(marks, self._starts)
+        last = first + mark.count - 1
+        beyond = np.append(marks, len(self._block.padded))
+        if last[-1] >= len(marks) or (marks[last] >= self._ends).any() or (beyond[last + 1] < self._ends).any():
+            raise ValueError("a line with more or fewer marks")
+        places: Array = marks[first + mark.which]
+        return places
+
+
+def changes(texts: Array) -> list[int]:
+    """Which texts are not those before them, and the ones before; the first and the last too."""
+    turns = np.flatnonzero(texts[1:] != texts[:-1])
+    return [0, *turns.tolist(), *(turns + 1).tolist(), len(texts) - 1]
+
+
+def as_bytes(text: int) -> bytes:
+    """A text out of `Lines.texts`, at most eight bytes of it."""
+    return text.to_bytes(_WIDTH, "big").rstrip(b"\0")
 
 
 class Column:

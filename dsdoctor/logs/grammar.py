@@ -7,9 +7,14 @@ DeepSpeed's own lines are taken from its sources, releases 0.1 to 0.19.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from dsdoctor.logs.grammar_ranks import EXITS, RANKS
 from dsdoctor.logs.rows import NUMBER, PLAIN, LinePattern
 from dsdoctor.logs.rows import row as _row
+
+__all__ = ["EXITS", "NUMBER", "RANKS", "LinePattern"]
 
 NOT_OF_A_TEST = r"(?<!val )(?<!eval )(?<!valid )(?<!validation )(?<!test )"
 """Before the name of a quantity: it is not that of a validation."""
@@ -225,6 +230,9 @@ IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Ex
 ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert", "exit-word")
 """Kinds that count inside a traceback too, even in one of a destructor; everything else there is code or a message."""
 
+STEPS = ("hf-dict", "megatron", "plain-step", "pipe-step")
+"""Kinds that tell the values of a step."""
+
 ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded")
 """Kinds that mean the same whatever the digits in the line are, and tell nothing but that they came."""
 
@@ -232,3 +240,14 @@ ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *COUNTS, *EVENTS, *RANKS)
 BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {
     literal: tuple(row for row in ALL if literal in row.literals) for row in ALL for literal in row.literals
 }
+
+
+def matches(text: str, rows: Iterable[LinePattern]) -> list[tuple[LinePattern, re.Match[str]]]:
+    """What the line means, by all of these rows that match it, from left to right; its step by one of them only."""
+    likely = (row for row in rows if any(literal in text for literal in row.literals))
+    matched = [(row, match) for row in likely if (match := row.pattern.search(text)) is not None]
+    if len(matched) > 1:
+        matched.sort(key=lambda pair: pair[1].start())
+        steps = [row for row, _ in matched if row.kind in STEPS]
+        matched = [pair for pair in matched if pair[0] not in steps[1:]]
+    return matched

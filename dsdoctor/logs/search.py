@@ -1,10 +1,11 @@
-"""Which of many texts stand in a long one: with hyperscan where it is installed, else one text after the other."""
+"""Which of many lines hold one of many texts."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 _WORTH_IT = 1 << 16
@@ -12,18 +13,28 @@ _WORTH_IT = 1 << 16
 
 
 class Search:
-    """Looks for the same texts again and again. The results do not depend on the engine."""
+    """Looks for the same texts again and again, none of which has a line end.
+
+    In many lines they are looked for by hyperscan, which has no package for some machines: there one by one as well.
+    """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         self._texts = tuple(texts)
 
-    def present(self, data: bytes) -> list[bytes]:
-        """Those of the texts that stand in `data`, in their order."""
-        if len(data) < _WORTH_IT or self._engine is None:
-            return [text for text in self._texts if text in data]
+    def among(self, lines: Collection[bytes]) -> list[bytes]:
+        """Those of the lines in which one of the texts stands, in their order."""
+        ends = list(accumulate(len(line) + 1 for line in lines))
+        if not lines or ends[-1] < _WORTH_IT or self._engine is None:
+            return [line for line in lines if any(text in line for text in self._texts)]
         found: set[int] = set()
-        self._engine.scan(data, match_event_handler=lambda number, *_: found.add(number))
-        return [self._texts[number] for number in sorted(found)]
+        self._engine.scan(b"\n".join(lines), match_event_handler=lambda number, start, end, *_: found.add(end))
+        ordered = iter(sorted(found))
+        hits, at = [], next(ordered, -1)
+        for line, end in zip(lines, ends, strict=True):
+            if 0 <= at < end:
+                hits.append(line)
+                at = next((other for other in ordered if other > end), -1)
+        return hits
 
     @cached_property
     def _engine(self) -> Any:
@@ -34,8 +45,7 @@ class Search:
         try:
             engine = hyperscan.Database()
             numbers = list(range(len(self._texts)))
-            once = [hyperscan.HS_FLAG_SINGLEMATCH] * len(numbers)
-            engine.compile(expressions=list(self._texts), ids=numbers, elements=len(numbers), flags=once, literal=True)
+            engine.compile(expressions=list(self._texts), ids=numbers, elements=len(numbers), literal=True)
         except hyperscan.HyperscanError:  # not for this processor
             return None
         return engine

@@ -32,6 +32,7 @@ class SeriesBuilder:
         self._name = name
         self._stride = 1
         self._count = 0
+        self._next = 0
         self._points: list[_Raw] = []
         self._special: list[_Raw] = []
         self._least: _Raw | None = None
@@ -43,8 +44,9 @@ class SeriesBuilder:
     ) -> None:
         """A value; `text` is its line, or the bytes of it with whatever was put around the line."""
         point = _Raw(step, value, line, source, rank, text)
-        if self._count % self._stride == 0:
+        if self._count >= self._next:
             self._points.append(point)
+            self._next = self._count + self._stride
         self._count += 1
         self._last = point
         if not math.isfinite(value):
@@ -55,6 +57,7 @@ class SeriesBuilder:
         if math.isfinite(value) and (self._most is None or value > self._most.value):
             self._most = point
         if len(self._points) > KEEP:
+            self._next += (len(self._points) % 2) * self._stride
             self._points = self._points[::2]
             self._stride *= 2
 
@@ -65,7 +68,7 @@ class SeriesBuilder:
 
     def wanted(self, count: int) -> range:
         """Which of the next `count` values have to be added: all at first, every n-th of a long series."""
-        return range(-self._count % self._stride, count, self._stride)
+        return range(max(0, self._next - self._count), count, self._stride)
 
     def widened_by(self, value: float) -> bool:
         """True if this finite value lies beyond all so far, and so has to be added."""

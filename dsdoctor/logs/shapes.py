@@ -1,57 +1,58 @@
-"""What kinds of lines a log repeats, told by their text without digits, and how steps are read out of them in bulk.
+"""What kinds of lines a log repeats, told by their text without digits, and how they are read in bulk.
 
 A log is long because it repeats a few kinds of lines. The key of a line is its text without digits and without the
-cells of progress bars. What a key means is found out once. Lines that can mean nothing are then skipped, and the values
-of a repeated step are read with one regular expression for a whole block; every other line is read by itself. A line
-may hold several segments, with carriage returns between them; where nearly all are such, the segments stand for lines.
+cells of progress bars. What a key means is found out once it comes again. Lines that can mean nothing are then skipped,
+and of lines that only tell values of a step, or repeat what is counted, a whole block is looked at together; every
+other line is read by itself. A line may hold several segments, with carriage returns between them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar, cast
 
 from dsdoctor.logs import grammar
+from dsdoctor.logs.configs import ONE_LINE_KEYS
 from dsdoctor.logs.fields import Field, locate
-from dsdoctor.logs.grammar import LinePattern
+from dsdoctor.logs.rows import NUMBER, LinePattern
 from dsdoctor.logs.search import Search
 from dsdoctor.logs.unwrap import unwrap
 
 MAX_KEY = 1000
 """Bytes of a key that is remembered; what is longer is dumped data, each piece another one."""
 MAX_KEYS = 20_000
+_MANY = 500
+"""So many new keys that may mean something are text which hardly repeats: only those are looked at that do."""
 
 _ERASED = b"0123456789" + bytes(range(0x88, 0x90)) + b"\xe2\x96"
+_NO_LETTERS = bytes(range(0x80)) + b"\xff" * 0x80
+"""One byte that is printable stands for all that are no ASCII."""
 _TO_LINES = bytes.maketrans(b"\r", b"\n")
-_STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "Error: ", "train_batch_size")
-_SAMPLE = 8192
+_STRUCTURE = (grammar.TRACEBACK, *grammar.CHAINED, *grammar.IGNORED, "Error: ", *ONE_LINE_KEYS)
 _DUMP = 65_536
-_SEGMENTS_OF_A_LINE = 8
-_VALUE = rb"(" + grammar.NUMBER.encode() + rb")"
-_TOKEN = re.compile(r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+")
+_LONG = 8192
+_VALUE = rb"(" + NUMBER.encode() + rb")"
+_TOKEN = re.compile(
+    r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+|(?P<other>\xff+)"
+)
+
+DONE = re.compile(rb"%\|[^|]*\| *(\d+)/\d+ \[")
+"""How many steps a progress bar shows done."""
+
+STEP, RANK, SKIPPED, SCALE = "step", "rank", "skipped", "loss_scale"
 
 
-STEP, RANK = "step", "rank"
-
-
-def by_lines(block: bytes) -> bool:
-    """True if a block is better taken apart at line feeds only: its lines hold few segments, always the same ones."""
-    sample = block[:_SAMPLE]
-    return sample.count(b"\r") <= _SEGMENTS_OF_A_LINE * sample.count(b"\n")
-
-
-def split(block: bytes, *, by_lines: bool) -> tuple[list[bytes], list[bytes]]:
-    """The lines (or segments) of a block and their keys, in order."""
-    table = None if by_lines else _TO_LINES
-    texts = block.split(b"\n") if by_lines else block.translate(_TO_LINES).split(b"\n")
-    found = block.translate(table, _ERASED).split(b"\n")
-    if len(block) > _SAMPLE * len(texts):  # there are dumps of data in it, whose beginnings tell enough
+def keys(data: bytes, *, by_lines: bool) -> list[bytes]:
+    """The keys of all lines, or of all segments, of a block in order; an empty one behind a last line end."""
+    found = data.translate(None if by_lines else _TO_LINES, _ERASED).split(b"\n")
+    if len(data) > _LONG * len(found):  # there are dumps of data in it, whose beginnings tell enough
         found = [key if b"\r" in key else key[:_DUMP] for key in found]
-    return texts, found
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +78,12 @@ class Bar(Meant):
 
 @dataclass(frozen=True, eq=False)
 class Step(Meant):
-    """The line tells values of a step; `numbered` if one of its names is STEP, the step itself.
+    """The line tells values, mostly of a step, or repeats what is only counted.
 
-    `pattern` finds them, a group each: of the rank if `ranked`, then of the values by `names`. `fields` says where they
-    stand, the rank's under RANK. `bar` stands for progress bars in the same line, `led` is true if one of them comes
-    before the values.
+    `pattern` finds the values, a group each: of the rank if `ranked`, then of the values by `names`; STEP among them is
+    the step itself, SKIPPED a counter of skipped steps. `fields` says where they stand, the rank's under RANK. `bar`
+    stands for progress bars in the same line, `led` is true if one of them comes before the values. `events` are the
+    rows that are only counted.
     """
 
     pattern: re.Pattern[bytes]
@@ -90,57 +92,88 @@ class Step(Meant):
     fields: tuple[tuple[str, Field], ...] = ()
     bar: Bar | None = None
     led: bool = False
+    events: tuple[LinePattern, ...] = ()
 
     @cached_property
     def numbered(self) -> bool:
         return STEP in self.names
 
     @cached_property
+    def steps(self) -> bool:
+        """True if the line itself says which step it is about."""
+        return self.numbered or self.led
+
+    @cached_property
     def counted(self) -> bool:
         """True for lines of the Trainer: they are counted, since most of them have no number."""
         return any(row.kind == "hf-dict" for row in self.rows)
 
+    @cached_property
+    def series(self) -> tuple[str, ...]:
+        """The names of the series that it tells values of."""
+        return tuple(name for name in self.names if name not in (STEP, SKIPPED))
+
 
 Meaning = Meant | None
-_M = TypeVar("_M", bound=Meant)
+ANY = Meant(grammar.ALL)
+"""What a line means that was not looked at: it is to be read."""
 
 
 class Kinds:
-    """Remembers what the keys mean.
+    """Remembers what the keys mean, by number: 0 for nothing.
 
-    `values` are the patterns of the values in each kind of lines about steps, `names` says what their keys stand for,
-    `is_training` of a bar's title whether it is training that the bar shows.
+    `values` finds the values of a line, given a row of the grammar, its match and the text: pairs of a place, as start
+    and end, and a name, or None if the row cannot be read in bulk. `is_training` says of a bar's title whether it is
+    training that the bar shows.
     """
 
     def __init__(
-        self, values: Mapping[str, re.Pattern[str]], names: Mapping[str, str], is_training: Callable[[str], bool]
+        self,
+        values: Callable[[LinePattern, re.Match[str], str], list[tuple[tuple[int, int], str]] | None],
+        is_training: Callable[[str], bool],
     ) -> None:
         self._values = values
-        self._names = names
         self._is_training = is_training
-        self._known: dict[bytes, Meaning] = {}
-        self._same: dict[object, Meant] = {}
+        self._known: dict[bytes, int] = {}
+        self._same: dict[object, int] = {}
+        self.meanings: list[Meaning] = [None, ANY]
 
-    def meanings(self, found: Sequence[bytes], texts: Sequence[bytes]) -> list[Meaning]:
-        """What each of these lines means, given their keys and texts."""
-        distinct = set(found)
-        new = distinct.difference(self._known)
-        if not new:
-            return list(map(self._known.__getitem__, found))
-        suspect = _with_literals(new)
+    def numbers(self, found: list[bytes], text: Callable[[int], bytes]) -> array[int]:
+        """The numbers of what these lines mean, given their keys and a function for their texts."""
+        try:
+            return array("q", map(self._known.__getitem__, found))
+        except KeyError:
+            new = set(found).difference(self._known)
         if len(self._known) + len(new) > MAX_KEYS:
             self._known.clear()
-            new = distinct
-            suspect = _with_literals(new)
-        known = self._known
-        known.update(dict.fromkeys(new))
-        for key in suspect:
-            known[key] = self._meaning(key, texts[found.index(key)])
-        answer = list(map(known.__getitem__, found))
-        for key in new:
-            if len(key) > MAX_KEY:
-                del known[key]
-        return answer
+            new = set(found)
+        self._known.update(dict.fromkeys(new, 0))
+        passing = [key for key in new if len(key) > MAX_KEY]
+        suspect = set(_SEARCH.among(new))
+        suspect.update(key for key in new if key.endswith(b"{"))
+        if suspect:
+            often = Counter(key for key in found if key in suspect)
+            least = 1 if len(suspect) <= _MANY else 2
+            for index, key in enumerate(found):
+                if often.get(key, 0) >= least:
+                    self._known[key] = self._number(self._meaning(key, text(index)))
+                    del often[key]
+            self._known.update(dict.fromkeys(often, 1))
+            passing.extend(often)
+        numbers = array("q", map(self._known.__getitem__, found))
+        for key in passing:
+            self._known.pop(key, None)
+        return numbers
+
+    def _number(self, meaning: Meaning) -> int:
+        """The same number for all that mean the same."""
+        if meaning is None:
+            return 0
+        key = (type(meaning), *(getattr(meaning, field.name) for field in dataclasses.fields(meaning)))
+        if key not in self._same:
+            self._same[key] = len(self.meanings)
+            self.meanings.append(meaning)
+        return self._same[key]
 
     def _meaning(self, key: bytes, raw: bytes) -> Meaning:
         if b"\r" not in raw:
@@ -148,21 +181,16 @@ class Kinds:
         else:
             parts = (self._of_segment(part.translate(None, _ERASED), part) for part in raw.split(b"\r"))
             meaning = _together([part for part in parts if part is not None])
-        if type(meaning) is Step:
-            match = meaning.pattern.search(raw)
-            names = (RANK, *meaning.names) if meaning.ranked else meaning.names
-            spans = zip(names, match.regs[1:], strict=True) if match is not None else ()
-            located = [(name, locate(raw, *span)) for name, span in spans if name != STEP] or [("", None)]
-            fields = [(name, field) for name, field in located if field is not None]
-            bar = None if meaning.bar is None else self._one(meaning.bar)
-            whole = replace(meaning, fields=tuple(fields), bar=bar)
-            meaning = whole if len(fields) == len(located) else Meant(meaning.rows)
-        return None if meaning is None else self._one(meaning)
-
-    def _one(self, meaning: _M) -> _M:
-        """The same object for all that mean the same, so that lines can be sorted by it."""
-        key = (type(meaning), *(getattr(meaning, field.name) for field in dataclasses.fields(meaning)))
-        return cast(_M, self._same.setdefault(key, meaning))
+        if type(meaning) is not Step:
+            return meaning
+        match = meaning.pattern.search(raw)
+        names = (RANK, *meaning.names) if meaning.ranked else meaning.names
+        if match is None or (b"\r" in raw and not names):
+            return Meant(meaning.rows)
+        located = [(name, locate(raw, *span)) for name, span in zip(names, match.regs[1:], strict=True)]
+        if any(field is None and name != STEP for name, field in located):
+            return Meant(meaning.rows)
+        return replace(meaning, fields=tuple((name, field) for name, field in located if field is not None))
 
     def _of_segment(self, key: bytes, raw: bytes) -> Meaning:
         rows, sure, digits = _candidates(key)
@@ -170,35 +198,41 @@ class Kinds:
             return Maybe(rows, digits) if digits else None
         text = raw.decode("latin-1")
         line = unwrap(raw.decode("utf-8", "replace"))
-        matched = [(row.kind, match) for row in rows if (match := row.pattern.search(line.text)) is not None]
-        kinds = {kind for kind, _ in matched}
+        matched = grammar.matches(line.text, rows)
         if any(words in text for words in _STRUCTURE) or raw.endswith(b"{"):
             return Meant(rows)
-        if kinds == {"bar"}:
-            title = matched[0][1]["title"]
-            return Bar(rows, bool(title)) if not title or self._is_training(title) else None
-        only = next(iter(kinds)) if len(matched) == 1 else ""
-        return (self._step(text, only, rows) if only in self._values else None) or Meant(rows)
+        bars = [match["title"] for row, match in matched if row.kind == "bar"]
+        if bars and bars[0] and not self._is_training(bars[0]):
+            return None if len(matched) == 1 else Meant(rows)
+        bar = Bar(rows, bool(bars[0])) if bars else None
+        if bar is not None and len(matched) == 1:
+            return bar
+        return (self._step(raw, rows, bar) if matched else None) or Meant(rows)
 
-    def _step(self, text: str, kind: str, rows: tuple[LinePattern, ...]) -> Step | None:
+    def _step(self, raw: bytes, rows: tuple[LinePattern, ...], bar: Bar | None) -> Step | None:
         """How segments like this one are read in bulk; None if that is not certain."""
+        text = raw.translate(_NO_LETTERS).decode("latin-1")
         line = unwrap(text)
-        match = next((m for row in rows if row.kind == kind and (m := row.pattern.search(line.text))), None)
-        if line.prefix + line.text != text or match is None:
+        if line.prefix + line.text != text:
             return None
         before = len(line.prefix)
+        matched = grammar.matches(line.text, rows)
         roles: dict[int, tuple[int, str]] = {}
-        if STEP in match.re.groupindex:
-            roles[before + match.start(STEP)] = (before + match.end(STEP), STEP)
-        for pair in self._values[kind].finditer(text, before):
-            name = self._names.get(pair["key"].lower())
-            if name is not None and name not in {known for _, known in roles.values()}:
-                roles[pair.start("value")] = (pair.end("value"), name)
+        events = []
+        for row, match in matched:
+            told = self._values(row, match, line.text)
+            if told is None:
+                return None
+            events += [row] if row.kind in grammar.ONLY_COUNTED else []
+            for (start, end), name in told:
+                role = (before + end, name)
+                if roles.setdefault(before + start, role) != role:
+                    return None
         source, names = _pattern(text, roles, line.rank_at)
         pattern = re.compile(source)
-        if pattern.fullmatch(text.encode("latin-1")) is None or not set(names) - {STEP}:
+        if pattern.fullmatch(raw) is None or len(set(names)) < len(names):
             return None
-        return Step(rows, pattern, names, line.rank_at is not None)
+        return Step(rows, pattern, names, line.rank_at is not None, bar=bar, led=bar is not None, events=tuple(events))
 
 
 def _together(parts: list[Meant]) -> Meaning:
@@ -208,8 +242,9 @@ def _together(parts: list[Meant]) -> Meaning:
     steps = [part for part in parts if type(part) is Step]
     if len(bars) + len(steps) < len(parts) or len(steps) > 1:
         return Meant(rows)
+    bars += [step.bar for step in steps if step.bar is not None]
     bar = Bar(rows, any(part.titled for part in bars)) if bars else None
-    return replace(steps[0], rows=rows, bar=bar, led=parts[0] in bars) if steps else bar
+    return replace(steps[0], rows=rows, bar=bar, led=parts[0] in bars or steps[0].led) if steps else bar
 
 
 def _pattern(text: str, roles: dict[int, tuple[int, str]], rank_at: int | None) -> tuple[bytes, tuple[str, ...]]:
@@ -228,7 +263,7 @@ def _pattern(text: str, roles: dict[int, tuple[int, str]], rank_at: int | None) 
             pieces.append(re.escape(text[position].encode("latin-1")))
         else:
             end = token.end()
-            plain = rb"[-+.\w]+" if token["free"] else rb"\d+"
+            plain = rb"[-+.\w]+" if token["free"] else rb"[\x80-\xff]*" if token["other"] else rb"\d+"
             pieces.append(rb"(\d+)" if position == rank_at else plain)
         position = end
     return b"".join(pieces), tuple(names)
@@ -263,11 +298,3 @@ def _in_order(rows: Iterable[LinePattern]) -> tuple[LinePattern, ...]:
     """The rows, each once, as the grammar orders them."""
     distinct = set(rows)
     return tuple(row for row in grammar.ALL if row in distinct)
-
-
-def _with_literals(found: Iterable[bytes]) -> list[bytes]:
-    """Those of the keys in which a literal of the grammar may stand."""
-    listed = list(found)
-    together = b"\n".join(listed)
-    present = _SEARCH.present(together)
-    return [key for key in listed if key.endswith(b"{") or any(literal in key for literal in present)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-BLOCK = 1 << 21
+BLOCK = 1 << 20
 """Bytes read at once; also the longest piece of a line."""
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"

@@ -18,7 +18,7 @@ from dsdoctor.runs.facts import Failure
 PROGRESS_THAT_CLEARS = 3
 """Steps done after an exception, or another end, from which on it had not ended the job."""
 _COUNTERS = ("skip-count", "skips-since")
-_FIGURES = {
+FIGURES = {
     "forward": "forward_ms",
     "backward": "backward_ms",
     "step": "step_ms",
@@ -174,6 +174,12 @@ class Story:
         )
         self._events[key] = _Counted(first, last_line=place.line, reached=self._reached.get(place.source, 0))
 
+    def again(self, kind: str, rank: int | None, count: int) -> None:
+        """An event without fields that the story knows came so many times more."""
+        known = self._events.get((kind, self.source, rank, ()))
+        if known is not None:
+            known.count += count
+
     def _counted(self, kind: str, fields: Mapping[str, str], place: Place) -> None:
         scale = float(fields["scale"]) if "scale" in fields else None
         step, skipped = int(fields["step"]), int(fields.get("skipped", "0"))
@@ -185,7 +191,7 @@ class Story:
 
     def _figures(self, fields: Mapping[str, str], place: Place) -> None:
         for name, text in fields.items():
-            self.value(_FIGURES[name], float(text), place)
+            self.value(FIGURES[name], float(text), place)
 
     def exit(self, code: int, rank: int | None, place: Place, *, by_launcher: bool = False) -> None:
         order = self.tick()

@@ -14,6 +14,8 @@ from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt, SkipCount
 MAX_ATTEMPTS = 200_000
 """Overflows kept of one rank; a log that has more tells nothing new."""
 _ONE = re.compile(r"loss scale: 1\.0, reducing to 1\.0")
+MIN_COUNTS = 8
+"""Lines of a counter that are all kept; of later ones only the ends of a time in which it stands still."""
 MAX_COUNTS = 4000
 """Lines of a counter kept of one rank; as they add up, every second one can be left out of a longer log."""
 
@@ -75,6 +77,8 @@ class SkipCounter:
         counts = self._by_rank.setdefault(key, [])
         if counts and count.step <= counts[-1].step:
             return
+        if len(counts) > MIN_COUNTS and _stands_still(counts[-2], counts[-1], count):
+            counts.pop()
         counts.append(count)
         if len(counts) > MAX_COUNTS:
             del counts[1:-1:2]
@@ -88,6 +92,10 @@ class SkipCounter:
         """Those of the rank that tells most."""
         longest: list[SkipCount] = max(self._by_rank.values(), key=len, default=[])
         return tuple(longest)
+
+
+def _stands_still(*counts: SkipCount) -> bool:
+    return len({(count.skipped, count.scale) for count in counts}) == 1
 
 
 def history(

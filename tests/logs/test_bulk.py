@@ -21,7 +21,7 @@ def understood(path, *, in_bulk):
     source = Source(name=path.name, path=path)
     scanner = Scanner(source, story)
     if not in_bulk:
-        scanner._attention = 10**9
+        scanner._lines.attention = 10**9
     scanner.scan(blocks(source))
     facts = story.facts((source.name,))
     return {
@@ -40,6 +40,7 @@ def short_series(monkeypatch):
     """Thin early and in small blocks, so that short logs show what long ones do."""
     monkeypatch.setattr("dsdoctor.logs.series.KEEP", KEPT)
     monkeypatch.setattr("dsdoctor.logs.source.BLOCK", 1 << 15)
+    monkeypatch.setattr("dsdoctor.logs.scan.SHORT", 0)
 
 
 def same(path):

@@ -1,0 +1,335 @@
+"""What one line says: it is taken out of what is around it, matched with the grammar, and told to the story.
+
+While a traceback or a config is open, `attention` asks that the next lines be read one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from dsdoctor.logs import grammar
+from dsdoctor.logs.configs import BEGINS, ONE_LINE_KEYS, ConfigBlock, parse
+from dsdoctor.logs.grammar_ranks import EXITS, WORDS
+from dsdoctor.logs.rows import NUMBER, LinePattern
+from dsdoctor.logs.shapes import SCALE, SKIPPED, STEP
+from dsdoctor.logs.source import Source
+from dsdoctor.logs.story import FIGURES, Place, Story
+from dsdoctor.logs.timeline import Overflow
+from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
+from dsdoctor.logs.unwrap import Unwrapped, apart, unwrap
+from dsdoctor.runs.facts import Failure
+
+ATTENTION = 200
+"""Lines looked at one by one after a line of a traceback or a config."""
+MAX_SEGMENT = 20_000
+"""Characters of a segment that are looked at; what is longer is dumped data."""
+
+_TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d+))?")
+_GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d+)")
+_LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
+_PAIR = re.compile(rf"['\"](?P<key>loss|grad_norm|learning_rate|step)['\"]: ['\"]?(?P<value>{NUMBER})\b")
+_NAMED_VALUE = re.compile(
+    rf"(?i){grammar.NOT_OF_A_TEST}\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*"
+    rf"(?:tensor\()?(?P<value>{NUMBER})\b"
+)
+_SERIES = {
+    "lm loss": "loss",
+    "loss": "loss",
+    "grad norm": "grad_norm",
+    "grad_norm": "grad_norm",
+    "gradnorm": "grad_norm",
+}
+_SERIES |= {"learning rate": "lr", "learning_rate": "lr", "lr": "lr"}
+_TRAINING_BAR = re.compile(r"(?i)^(?!.*(?:tokeniz|dataset|\bsplit\b|loading)).*\b(?:epoch|train\w*|steps?|iter\w*)\b")
+_LAUNCHER_FILE = re.compile(
+    r"torch[/\\]distributed[/\\](?:run\.py|launch|elastic)|deepspeed[/\\]launcher|accelerate[/\\]commands"
+)
+_LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
+
+
+class LineReader:
+    """Reads single lines of one source into a story. `line` is the number of the line that comes next."""
+
+    def __init__(self, source: Source, story: Story) -> None:
+        self._source = source
+        self._story = story
+        self.line = 1
+        self.attention = 0
+        self._time: float | None = None
+        self._readers: dict[int | None, TracebackReader] = {}
+        self._blocks: dict[int | None, ConfigBlock] = {}
+        self._bar: tuple[int, int] = (0, 0)
+        self._summary_rank: int | None = None
+        self._dicts = 0
+
+    @property
+    def expects_more(self) -> bool:
+        """True if an exception was read, which steps may yet show to be survived."""
+        return bool(self._readers)
+
+    def close(self) -> None:
+        """The source has ended: whatever is open is complete."""
+        for reader in self._readers.values():
+            reader.interrupt()
+            self._take(reader, keep=0)
+
+    def read(self, text: str, rows: Sequence[LinePattern] | None = None) -> None:
+        """Read one line, which may hold several segments; only with these rows of the grammar, if any are given."""
+        for segment in text.split("\r") if "\r" in text else (text,):
+            for part in apart(segment[:MAX_SEGMENT]):
+                self._segment(part, rows)
+
+    def told_dicts(self, count: int) -> None:
+        """So many dicts of the Trainer came, which have no number of the step."""
+        self._dicts += count
+        self._story.shown(self._dicts)
+
+    def bar_at(self, done: int) -> None:
+        """A bar of one epoch shows so many steps."""
+        self._bar = (done, self._bar[1])
+        self._story.progress(self._bar[1] + done)
+
+    def step_at(self, step: float) -> None:
+        if math.isfinite(step):
+            self._story.progress(int(step))
+
+    def _segment(self, segment: str, rows: Sequence[LinePattern] | None) -> None:
+        line = unwrap(segment)
+        rank = self._source.rank if line.rank is None else line.rank
+        if rank is not None:
+            self._story.ranks.add(rank)
+        self._time = _time(segment) or self._time
+        place = Place(self._source.name, self.line, rank, self._time, line.text or line.prefix)
+        self._story.last = place if line.text.strip() else self._story.last
+        matched = grammar.matches(line.text, grammar.ALL if rows is None else rows)
+        if any(row in grammar.PROGRESS for row, _ in matched):
+            if place.rank in self._readers:
+                self._readers[place.rank].interrupt()
+        elif self._in_traceback(line, place):
+            self.attention = ATTENTION
+            matched = [(row, match) for row, match in matched if row.kind in grammar.ALSO_IN_TRACEBACKS]
+        self._config(line, place)
+        for row, match in matched:
+            self._meaning(row, match, place)
+
+    # --- tracebacks
+
+    def _in_traceback(self, line: Unwrapped, place: Place) -> bool:
+        reader = self._readers.get(place.rank)
+        bare = is_bare(line) and not (reader is not None and reader.in_message)
+        begins = grammar.TRACEBACK in line.text or line.text.startswith(grammar.IGNORED) or bare
+        if reader is None:
+            if not begins:
+                return False
+            reader = self._readers[place.rank] = TracebackReader(self._source.name, place.rank)
+        elif not begins and not reader.busy:
+            return False
+        moment = Moment(place.line, self._story.step, self._time, self._story.steps_shown)
+        consumed = reader.bare(line.text, moment) if bare else reader.feed(line.text, moment)
+        self._take(reader, keep=1 if reader.busy else 0)
+        return consumed
+
+    def _take(self, reader: TracebackReader, *, keep: int) -> None:
+        """Hand on the exceptions that are complete, but for the last one, which another may yet be chained to."""
+        complete = reader.done[: max(0, len(reader.done) - keep)]
+        del reader.done[: len(complete)]
+        for raised in complete:
+            if not _launchers(raised.failure):
+                self._story.failure(raised.failure, raised.progress)
+
+    # --- configs
+
+    def _config(self, line: Unwrapped, place: Place) -> None:
+        block = self._blocks.get(place.rank)
+        if block is not None:
+            self.attention = ATTENTION
+            state = block.feed(line.text, place.line)
+            if isinstance(state, Mapping):
+                self._know(state, block.marks, place)
+            if not isinstance(state, bool) or not state:
+                del self._blocks[place.rank]
+        elif line.text.rstrip()[-1:] == "{" and BEGINS.search(line.text):
+            self._blocks[place.rank] = ConfigBlock(place.line)
+            self.attention = ATTENTION
+        elif "{" in line.text and any(key in line.text for key in ONE_LINE_KEYS):
+            found = parse(line.text[line.text.find("{") :])
+            if found is not None:
+                self._know(found, {}, place)
+
+    def _know(self, config: Mapping[str, Any], marks: Mapping[str, int], place: Place) -> None:
+        self._story.config = config
+        fp16 = config.get("fp16")
+        if isinstance(fp16, Mapping) and fp16.get("enabled") is True:
+            where = Place(
+                place.source, marks.get("fp16", place.line), place.rank, place.time, '"fp16": {"enabled": true}'
+            )
+            self._story.event("fp16-enabled", {}, where)
+
+    # --- lines
+
+    def _meaning(self, row: LinePattern, match: re.Match[str], place: Place) -> None:
+        kind = row.kind
+        if kind.startswith("overflow"):
+            self._overflow(kind, match, place)
+        elif row in grammar.PROGRESS:
+            self._progress(kind, match, place)
+        elif row in EXITS:
+            self._exit(kind, match, place)
+        else:
+            fields = {name: value for name, value in match.groupdict().items() if value is not None}
+            if "rank" in fields:
+                place = replace(place, rank=int(fields["rank"]))
+            self._learn(kind, fields)
+            self._story.event(kind, fields, place)
+
+    def _learn(self, kind: str, fields: dict[str, str]) -> None:
+        settings = self._story.settings
+        if kind in ("deepspeed-version", "torch-version"):
+            for name, value in fields.items():
+                self._story.versions.setdefault(name, value)
+        elif kind == "fp16-flag":
+            settings.setdefault("fp16.enabled", True)
+        elif kind == "bf16-flag":
+            settings.setdefault("bf16.enabled", True)
+        elif kind == "stage-flag":
+            settings.setdefault("zero_optimization.stage", int(next(iter(fields.values()))))
+
+    def _overflow(self, kind: str, match: re.Match[str], place: Place) -> None:
+        groups = match.groupdict()
+        scale = _float(groups.get("scale"))
+        following = _float(groups.get("next")) if groups.get("next") else scale
+        if kind == "overflow-static" and scale == 1:
+            scale = following = None
+        told = Overflow(
+            self._story.step if self._story.step is not None else 0,
+            scale,
+            following,
+            place.line,
+            place.source,
+            place.text[:300],
+            _LOGGER.search(place.text) is None,
+        )
+        named = groups.get("rank")
+        self._story.tick()
+        self._story.scale.add(int(named) if named else place.rank, told)
+
+    def _progress(self, kind: str, match: re.Match[str], place: Place) -> None:
+        if kind == "bar":
+            self._bar_moved(match)
+        elif kind == "hf-dict":
+            self.told_dicts(1)
+            for pair in _PAIR.finditer(match.group()):
+                if pair["key"] == STEP:
+                    self.step_at(float(pair["value"]))
+            self._values(_PAIR, match.group(), place)
+        else:
+            self._story.progress(int(match["step"]))
+            if kind in ("plain-step", "pipe-step"):
+                self._values(_NAMED_VALUE, place.text[match.start() :], place)
+            elif kind == "megatron":
+                self._values(_NAMED_VALUE, place.text, place)
+
+    def _values(self, pattern: re.Pattern[str], text: str, place: Place) -> None:
+        seen: set[str] = set()
+        for pair in pattern.finditer(text):
+            name = _SERIES.get(pair["key"].lower())
+            value = _float(pair["value"])
+            if name is not None and name not in seen and value is not None:
+                seen.add(name)
+                self._story.value(name, value, place)
+
+    def _bar_moved(self, match: re.Match[str]) -> None:
+        title = match["title"]
+        if title and not is_training(title):
+            return
+        done, (before, base) = int(match["done"]), self._bar
+        if done < before and title:
+            base += before  # a new epoch has begun
+        self._bar = (done, base)
+        self._story.progress(base + done)
+
+    def _exit(self, kind: str, match: re.Match[str], place: Place) -> None:
+        if kind == "exit-rank":
+            self._summary_rank = int(match["rank"])
+            self.attention = max(self.attention, 3)
+            return
+        told = match.groupdict().get("rank")
+        rank = int(told) if told is not None else None
+        if kind == "exit-word":
+            self._story.exit(int(WORDS[match["word"]]), rank, place)
+            return
+        code = int(match["code"])
+        named = self._summary_rank if rank is None and kind == "exit-code" else rank
+        self._story.exit(code, named, place, by_launcher=code == -15)
+
+
+def is_training(title: str) -> bool:
+    """True if a bar of that title shows training."""
+    return _TRAINING_BAR.search(title) is not None
+
+
+def tells(text: str) -> bool:
+    """True for a line about an overflow or the values of a step."""
+    return any(row.pattern.search(text) for row in grammar.OVERFLOWS) or _PAIR.search(text) is not None
+
+
+def values(row: LinePattern, match: re.Match[str], text: str) -> list[tuple[tuple[int, int], str]] | None:
+    """Where in a line its values are and what they are called, None if such a line is to be read by itself."""
+    if row.kind == "bar" or row.kind in grammar.ONLY_COUNTED:
+        return []
+    if row.kind == "figures":
+        return [(match.span(group), FIGURES[group]) for group, text in match.groupdict().items() if text]
+    step = [(match.span("step"), STEP)] if "step" in match.re.groupindex else []
+    if row.kind in ("skip-count", "skips-since"):
+        others = (("skipped", SKIPPED), ("scale", SCALE))
+        return step + [(match.span(group), name) for group, name in others if match.groupdict().get(group)]
+    if row.kind == "hf-dict":
+        return _pairs(_PAIR, text, match.start())
+    if row.kind in grammar.STEPS:
+        return step + _pairs(_NAMED_VALUE, text, 0 if row.kind == "megatron" else match.start())
+    return step if row.kind == "ds-step" else None
+
+
+def _pairs(pattern: re.Pattern[str], text: str, start: int) -> list[tuple[tuple[int, int], str]]:
+    """The named values in a text, each name once."""
+    found: dict[str, tuple[int, int]] = {}
+    for pair in pattern.finditer(text, start):
+        name = STEP if pair["key"] == STEP else _SERIES.get(pair["key"].lower())
+        if name is not None:
+            found.setdefault(name, pair.span("value"))
+    return [(span, name) for name, span in found.items()]
+
+
+def _launchers(failure: Failure) -> bool:
+    """True for what a launcher raises because a rank has failed."""
+    if failure.type.rpartition(".")[2] not in _LAUNCHER_TYPES:
+        return False
+    return any(_LAUNCHER_FILE.search(frame.file) for frame in failure.frames)
+
+
+def _time(text: str) -> float | None:
+    """Seconds since the epoch, taken as UTC; only differences matter."""
+    match = _TIME.search(text, 0, 120)
+    try:
+        if match is not None:
+            base = datetime.fromisoformat(f"{match['date']}T{match['clock']}").replace(tzinfo=timezone.utc)
+            return base.timestamp() + float(f"0.{match['part'] or 0}")
+        match = _GLOG.search(text, 0, 120)
+        if match is not None:
+            stamp = f"{datetime.now(timezone.utc).year}-{match['month']}-{match['day']}T{match['clock']}"
+            return datetime.fromisoformat(stamp).replace(tzinfo=timezone.utc).timestamp() + float(f"0.{match['part']}")
+    except ValueError:
+        return None
+    return None
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
