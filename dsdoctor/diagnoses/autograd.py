@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import before_run, context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Finding, Fix
+from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure
 
 
@@ -42,6 +45,14 @@ class ReducedTwice(TextDiagnosis):
         return f"{self.cause}: {groups['name']}" if groups.get("name") else self.cause
 
 
+_EMPTIED = re.compile(r"saved metadata: .*Size\(\[[1-9].*\n.*recomputed metadata: .*Size\(\[0\]\)")
+_SHAPES = re.compile(r"recomputed metadata: .*Size\(\[")
+_SAME_TWICE = Fix(
+    text="where no weight is empty, make the forward pass the same twice: no cache (use_cache=False), no branch on "
+    "data that changes, no state that it alters"
+)
+
+
 class RecomputeMismatch(TextDiagnosis):
     """The recomputed forward pass of a checkpoint saw other tensors than the first one.
 
@@ -64,7 +75,16 @@ class RecomputeMismatch(TextDiagnosis):
         Form(types=("CheckpointError",)),
     )
     cause = "the recomputed forward pass of a checkpoint produced tensors of other shapes than the first one"
-    fixes = (Fix(text="under ZeRO-3 use re-entrant checkpointing: use_reentrant=True"),)
+    fixes = (Fix(text="under ZeRO-3 use re-entrant checkpointing: use_reentrant=True"), _SAME_TWICE)
+
+    def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
+        """Which of the two reasons it is, where the shapes tell."""
+        found = super().told(case, claimed, events)
+        if _EMPTIED.search(claimed[0].message) is not None:
+            return replace(found, cause=f"{self.cause}: a weight that was whole is empty, which only ZeRO-3 does")
+        if _SHAPES.search(claimed[0].message) is None or context.stage(case) == 3:
+            return found
+        return replace(found, fixes=(_SAME_TWICE,), caveat="No weight is empty, so ZeRO-3 is not the reason.")
 
     def examine(self, case: Case) -> Iterator[Finding]:
         yield from super().examine(case)

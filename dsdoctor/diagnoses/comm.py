@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from dsdoctor.case import Case
 from dsdoctor.comm.facts import CommFacts, CommRank
 from dsdoctor.comm.reading import CommReading, read
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.environment import NO_DEVICE_TEXT
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.diagnoses.peers import raised_itself
 from dsdoctor.diagnoses.shared_memory import SHM_TEXT, SIGBUS
 from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.runs.facts import Failure
 
 SOURCE = "comm"
 _STACK_LINES = 6
@@ -38,6 +40,7 @@ class PortInUse(TextDiagnosis):
     severity = "error"
     title = "the rendezvous port is in use"
     forms = (Form(message=r"EADDRINUSE|[Aa]ddress already in use|\berrno:? ?98\b|server socket has failed to listen"),)
+    kinds = ("port-taken",)
     cause = "the rendezvous port is already in use by another process"
     fixes = (
         Fix(text="end the process that holds the port (often a left-over of an earlier run): `ss -ltnp`"),
@@ -47,6 +50,7 @@ class PortInUse(TextDiagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         taken = _port_taken(case.comm)
         if not taken:
+            yield from nodes.stranger_at_port(self, case)
             yield from super().examine(case)
             return
         port = case.comm.master_port if case.comm else None
@@ -73,15 +77,21 @@ class NameResolution(TextDiagnosis):
     id = "comm/name-resolution"
     severity = "error"
     title = "the master's name does not resolve"
-    forms = (Form(message=r"addresses of \((?P<name>[^,()]+), \d+\) cannot be retrieved"),)
+    forms = (
+        Form(message=r"addresses of \((?P<name>[^,()]+), \d+\) cannot be retrieved"),
+        Form(message=r"connect \[?(?P<loopback>127\.0\.1\.1)\]?:\d+: Connection refused"),
+    )
     fixes = (Fix(text="set MASTER_ADDR to the address of the node of rank 0, or add its name to the hosts file"),)
 
     def tell(self, groups: Mapping[str, str]) -> str:
+        if groups.get("loopback", "?") != "?":
+            return f"a node resolves its own name to {groups['loopback']}, where no other node can reach it"
         return f"the master's name {groups.get('name', '?')!r} does not resolve to an address"
 
     def examine(self, case: Case) -> Iterator[Finding]:
         found = case.comm.resolution if case.comm else None
         if found is None or not found.error:
+            yield from nodes.loopback_name(self, case)
             yield from super().examine(case)
             yield from self._in_logs(case)
             return
@@ -113,6 +123,10 @@ WAITED_IN_VAIN = Form(
     message=r"(?i)timed out after \d+ \w+ waiting for (?:clients|workers)[.\s]+(?P<here>\d+)/(?P<all>\d+) \w+ joined"
 )
 """What the store of rank 0 says when ranks did not come."""
+NOT_AT_THE_BARRIER = Form(
+    message=r"(?P<late>[Rr]anks? [\d, ]+) failed to pass monitoredBarrier|timed out in monitoredBarrier"
+)
+"""What the rank of a monitored barrier says of those that did not come to it."""
 
 
 class MissingRank(TextDiagnosis):
@@ -131,19 +145,28 @@ class MissingRank(TextDiagnosis):
     id = "comm/missing-rank"
     severity = "error"
     title = "a rank never arrived at the rendezvous"
-    forms = (WAITED_IN_VAIN, Form(types=("RendezvousTimeoutError",)))
+    forms = (WAITED_IN_VAIN, Form(types=("RendezvousTimeoutError",)), NOT_AT_THE_BARRIER)
     confidence = 0.8
     fixes = (
         Fix(text="see that every node was started, with the same number of nodes and the same address and port"),
         Fix(text="read what the ranks printed that did not come"),
     )
 
+    def applies(self, failure: Failure, case: Case) -> bool:
+        """A rank that had trained before has arrived; and who raised an exception had a reason not to come."""
+        if NOT_AT_THE_BARRIER.match(failure) is None:
+            return True
+        return (case.logs is None or not case.logs.steps_seen) and not raised_itself(case)
+
     def tell(self, groups: Mapping[str, str]) -> str:
-        if not groups.get("all"):
+        if groups.get("late", "?") != "?":
+            return f"{groups['late']} never came to the monitored barrier"
+        if groups.get("all", "?") == "?":
             return "nodes never came to the rendezvous of torchrun"
         return f"only {groups['here']} of {groups['all']} ranks came to the rendezvous"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        yield from nodes.absent_master(self, case)
         reading = reading_of(case, "missing")
         if reading is None or case.comm is None:
             if not holds(case, "launch/world-size-mismatch"):
@@ -164,12 +187,13 @@ class MissingRank(TextDiagnosis):
         )
 
 
-class StalledRank(Diagnosis):
+class StalledRank(TextDiagnosis):
     """A rank came to the rendezvous and then stopped: it hangs outside the collectives, was stopped by a signal, or
     died, while the others wait for it.
 
     What proves it: in the communication check the others are inside a collective until its deadline (or see the
-    connection closed), and this rank's stack is elsewhere, its process is in the stopped state, or it is gone.
+    connection closed), and this rank's stack is elsewhere, its process is in the stopped state, or it is gone. In a
+    log: `monitored_barrier` names the ranks that did not come to it although training had begun.
 
     When it could be wrong: the network is not the cause, though a stopped process looks like a network fault to all
     others. A machine that is far too busy can make a rank miss the deadline.
@@ -181,10 +205,22 @@ class StalledRank(Diagnosis):
     id = "comm/stalled-rank"
     severity = "error"
     title = "a rank arrived and then stopped"
+    forms = (NOT_AT_THE_BARRIER,)
+    confidence = 0.8
+    fixes = (Fix(text="look at the log and the stack (py-spy dump --pid PID) of the rank that did not come"),)
+
+    def applies(self, failure: Failure, case: Case) -> bool:
+        """Only after training had begun, and where no rank had a reason to be elsewhere."""
+        return case.logs is not None and bool(case.logs.steps_seen) and not raised_itself(case)
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        who = groups["late"] if groups.get("late", "?") != "?" else "a rank"
+        return f"{who} had trained and then did not come to the monitored barrier"
 
     def examine(self, case: Case) -> Iterator[Finding]:
         reading = reading_of(case, "stalled", "stopped", "died")
         if reading is None or case.comm is None or (reading.kind == "died" and _bus_error(reading)):
+            yield from super().examine(case)
             return
         first, alone = reading.ranks[0], len(reading.ranks) == case.comm.world_size
         told = {
@@ -204,7 +240,8 @@ class Unreachable(TextDiagnosis):
     """Ranks cannot be connected to: they all are there, and nothing arrives.
 
     What proves it: in the communication check every rank came as far as the same step and waits inside it until the
-    deadline, or connecting is refused or times out. In a job: torch's exception on connecting to the master's store.
+    deadline, or connecting is refused or times out. In a job: torch's exception on connecting to the master's store
+    (that of torchrun's rendezvous, too), gloo's full mesh that fails, or NCCL's "Connect to ... failed".
 
     When it could be wrong: one direction may work. A collective that hangs inside one machine points to peer-to-peer
     access between GPUs (`NCCL_P2P_DISABLE=1` as a test), not to the network.
@@ -219,7 +256,11 @@ class Unreachable(TextDiagnosis):
     forms = (
         Form(message=r"client socket has (?:timed out|failed to connect)(?![\s\S]*cannot be retrieved)"),
         Form(message=r"connectFullMesh failed"),
+        Form(message=r"[Cc]onnect to \S+ failed : (?:Connection|No route|Software caused|Network is)"),
+        Form(message=r"connect\(\) timed out\. Original timeout"),
+        Form(types=("RendezvousConnectionError",), frames=r":_create_tcp_store:"),
     )
+    kinds = ("client-timeout",)
     cause = "a rank cannot connect to the others"
     confidence = 0.8
     fixes = (
@@ -230,14 +271,19 @@ class Unreachable(TextDiagnosis):
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        reading = reading_of(case, "unreachable", "not-started")
+        yield from nodes.no_connection(self, case)
+        yield from nodes.silent_master(self, case)
+        reading = reading_of(case, "unreachable", "lost", "not-started")
         if reading is None or case.comm is None or (reading.kind == "not-started" and not _elsewhere(case.comm)):
-            if not holds(case, "comm/name-resolution"):
+            if not holds(case, "comm/name-resolution", "comm/wrong-interface"):
                 yield from super().examine(case)
             return
         if reading.kind == "not-started":
             where = case.comm.resolution.addresses[:2] if case.comm.resolution else ()
             cause = f"MASTER_ADDR {case.comm.master_addr} ({', '.join(where)}) is not this machine, and did not answer"
+        elif reading.kind == "lost":
+            hosts = ", ".join(dict.fromkeys(rank.host for rank in reading.ranks))
+            cause = f"nothing was heard any more of {_names(reading.ranks)} on {hosts} after the ranks had met"
         else:
             cause = f"every rank is there, and {_names(reading.ranks)} got no answer{reading.ranks[0].where}"
         yield self.finding(cause=cause, evidence=_evidence(case.comm, reading), confidence=0.75, fixes=self.fixes)

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dsdoctor import loss_scale, skip_counts
 from dsdoctor.case import Case
 from dsdoctor.finding import Evidence
+from dsdoctor.logs.facts import LogEvent
 from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading
 from dsdoctor.runs.facts import Failure, Run
 
+NATIVE = "C++ exception"
+"""The type of an exception of C++ that nothing caught: Python never saw it, and the process aborts."""
 BF16_CAPABILITY = (8, 0)
 """First CUDA compute capability with bf16 arithmetic (Ampere)."""
 BEFORE_AMPERE = re.compile(
@@ -35,6 +38,18 @@ def failures(case: Case) -> Iterator[Failure]:
         yield from (f for f in run.failures if not (f.rank in ended and f.type == "KeyboardInterrupt"))
     if case.logs is not None:
         yield from case.logs.failures
+        yield from map(_uncaught, case.logs.of_kind("native-error"))
+
+
+def _uncaught(event: LogEvent) -> Failure:
+    return Failure(
+        rank=event.rank,
+        type=NATIVE,
+        message=event.fields.get("error", ""),
+        source=event.source,
+        line=event.line,
+        step=event.step,
+    )
 
 
 def histories(case: Case) -> Iterator[LossScaleHistory]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.comm import WAITED_IN_VAIN
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import is_peer_failure
-from dsdoctor.diagnoses.watchdog import timed_out
+from dsdoctor.diagnoses.timeouts import timed_out
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.facts import Failure
@@ -45,6 +45,7 @@ class WorldSizeMismatch(TextDiagnosis):
     fixes = (Fix(text="start every node with the same --nnodes/--num_nodes and number of processes (hostfile slots)"),)
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        yield from nodes.world_sizes(self, case)
         yield from super().examine(case)
         sizes = _sizes(case)
         waited = [failure for failure in context.failures(case) if WAITED_IN_VAIN.match(failure) is not None]
@@ -80,6 +81,7 @@ class VersionMismatch(Diagnosis):
     title = "the nodes run different versions"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        yield from nodes.versions(self, case)
         trouble = _communication_failed(case)
         if case.logs is None or not trouble:
             return

@@ -10,7 +10,7 @@ from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Finding
 from dsdoctor.runs.facts import Failure
 
-GENERAL = ("launch/user-exception", "deepspeed/internal-error", "launch/peer-failure")
+GENERAL = ("launch/user-exception", "deepspeed/internal-error", "launch/peer-failure", "launch/abort", "launch/signal")
 """What is said of an exception where nothing more specific is known."""
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
-from dsdoctor.diagnoses.watchdog import FIRST_COLLECTIVES, silent_ranks, timed_out, timeouts
+from dsdoctor.diagnoses.timeouts import FIRST_COLLECTIVES, silent_ranks, timed_out, timeouts
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.frames import passes_through
+from dsdoctor.logs.facts import LogEvent
 
 _IN_COLLECTIVE = r"distributed[/\\]distributed_c10d\.py|deepspeed[/\\]comm[/\\]"
 _WITHOUT_PEER_ACCESS = re.compile(r"RTX ?(?:3090|40\d\d|50\d\d|PRO|A\d000|6000)|L40|A40\b")
@@ -21,7 +23,8 @@ class P2pHang(TextDiagnosis):
 
     What it is: NCCL connects GPUs of one machine peer to peer (over PCIe or NVLink). With IOMMU or ACS switched on,
     some drivers, or consumer cards without peer access, data sent that way never arrives. Every rank has started, the
-    communicator is complete, and the first all-reduce, broadcast or barrier runs for ever with the GPUs at 100 %.
+    communicator is complete, and the first all-reduce, broadcast or barrier runs for ever with the GPUs at 100 %. Some
+    pairs of cards refuse at once ("peer access is not supported between these two devices").
 
     What proves it: every rank times out in the same one of the first collectives, before any step, and NCCL said that
     it uses P2P (or the cards are of a kind without it); or the user stopped a job that stood in a collective right
@@ -37,7 +40,10 @@ class P2pHang(TextDiagnosis):
     id = "comm/p2p-hang"
     severity = "error"
     title = "the first collective between GPUs never ends"
-    forms = (Form(types=("NotImplementedError",), message=r"doesn't support faster communication broadband via P2P"),)
+    forms = (
+        Form(types=("NotImplementedError",), message=r"doesn't support faster communication broadband via P2P"),
+        Form(message=r"peer access is not supported between these two devices"),
+    )
     cause = "these cards have no peer-to-peer access, and NCCL would hang if it used it"
     confidence = 0.85
     fixes = (
@@ -47,7 +53,10 @@ class P2pHang(TextDiagnosis):
     caveat = "A test, not a verdict: a network that lets nothing through looks the same from here."
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        yield from super().examine(case)
+        found = list(super().examine(case)) or self._refused(case)
+        if found:
+            yield from found
+            return
         proof = (*_all_wait(case), *_stopped_in_collective(case))
         peers = _peer_access(case)
         if proof and peers:
@@ -58,6 +67,16 @@ class P2pHang(TextDiagnosis):
                 caveat=self.caveat,
                 fixes=self.fixes,
             )
+
+    def _refused(self, case: Case) -> list[Finding]:
+        """NCCL's own line that a GPU may not look into another's memory, and the exception that follows it."""
+        refused = list(case.logs.of_kind("no-peer-access")) if case.logs is not None else []
+        failed = [context.evidence(failure) for failure in context.failures(case) if "NCCL error" in failure.message]
+        return [self.told_by_events(case, refused, (*failed,))] if refused and failed else []
+
+    def told_by_events(self, case: Case, events: list[LogEvent], more: tuple[Evidence, ...] = ()) -> Finding:
+        found = super().told_by_events(case, events)
+        return replace(found, evidence=(*found.evidence[:2], *more)[:MAX_EVIDENCE])
 
 
 def _all_wait(case: Case) -> tuple[Evidence, ...]:

@@ -9,7 +9,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE
-from dsdoctor.diagnoses.watchdog import timed_out
+from dsdoctor.diagnoses.timeouts import timed_out
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.frames import passes_through
 

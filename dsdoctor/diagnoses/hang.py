@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.standing import in_collective, in_one_round, own_frame, pair_apart, standing, where
+from dsdoctor.diagnoses.timeouts import timed_out
 from dsdoctor.diagnoses.uneven import batches, fewest_and_most
-from dsdoctor.diagnoses.watchdog import timed_out
 from dsdoctor.finding import Finding, Fix
 
 _EQUAL_BATCHES = (

@@ -19,7 +19,8 @@ class GpuFault(TextDiagnosis):
 
     What it is: uncorrectable memory (ECC) errors, a GPU that fell off the bus, fatal Xid messages of the driver.
 
-    What proves it: the driver's or CUDA's message.
+    What proves it: the driver's or CUDA's message, nvidia-smi's "GPU is lost", or NCCL's watchdog that ends with CUDA's
+    message about ECC or NVLink.
 
     When it could be wrong: Xid 13, 31 and 43 are mostly errors of the program and are not meant here.
 
@@ -83,9 +84,12 @@ class IllegalAccess(TextDiagnosis):
 
     What it is: a defect of a custom kernel or extension, a wrong index in one, or a tensor that was freed too early.
 
-    What proves it: "an illegal memory access was encountered", without a device-side assertion before it.
+    What proves it: "an illegal memory access was encountered" (or a misaligned address, an illegal instruction, an
+    unspecified launch failure), without a device-side assertion before it. It is often told only by NCCL's watchdog,
+    whose thread meets the error first and takes the process down (-6).
 
-    When it could be wrong: the line of the traceback is where it was noticed, not where it happened.
+    When it could be wrong: the line of the traceback is where it was noticed, not where it happened. A failing GPU can
+    look the same: if the same rank fails again with other jobs, see `hardware/gpu-fault`.
 
     What to do: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer; check versions of custom kernels.
     """
@@ -93,15 +97,21 @@ class IllegalAccess(TextDiagnosis):
     id = "cuda/illegal-access"
     severity = "error"
     title = "a kernel used an address that is not its own"
-    forms = (Form(message=r"an illegal memory access was encountered|cudaErrorIllegalAddress"),)
+    forms = (
+        Form(message=r"an illegal memory access was encountered|cudaErrorIllegalAddress"),
+        Form(
+            message=r"CUDA error: (?:misaligned address|an illegal instruction was encountered|invalid program counter)"
+        ),
+        Form(message=r"CUDA error: unspecified launch failure"),
+    )
     cause = "a CUDA kernel accessed memory that is not its own"
     fixes = (
         Fix(text="run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to find the kernel; update custom kernels"),
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        asserted = any(DeviceAssert().claims(failure, case) for failure in context.failures(case))
-        if not asserted:
+        """Where a kernel asserted, or the device is lost, a bad address only follows."""
+        if not any(DeviceAssert().examine(case)) and not any(GpuFault().examine(case)):
             yield from super().examine(case)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from dsdoctor.runs.facts import Run
 SIGTERM = -15
 KILL = -9
 SEGMENTATION_FAULT = -11
+ABORT = -6
+_DONE = re.compile(r"train_runtime|raining (?:finished|complete|done)")
 _SHELL_SIGNAL = 128
 _RUNNER_SIGNAL = 256
 NEARLY_FULL = 0.05
@@ -58,6 +61,14 @@ def endings(case: Case) -> Iterator[Ending]:
         yield from _of_run(run)
     if case.logs is not None:
         yield from map(_of_log, case.logs.exits)
+
+
+def after_the_work(case: Case) -> bool:
+    """True if the script says that training was done before processes aborted, and nothing else went wrong."""
+    if case.logs is None or any(signal_code(exit.code) not in (0, ABORT, SIGTERM) for exit in case.logs.exits):
+        return False
+    done = [event.order for event in case.logs.of_kind("finished") if _DONE.search(event.text) is not None]
+    return bool(done) and bool(case.logs.exits) and min(done) < min(exit.order for exit in case.logs.exits)
 
 
 def memory_verdict(run: Run) -> MemoryVerdict | None:

@@ -1,47 +1,48 @@
-"""Timeouts of collectives and errors of the network as the ranks' own words tell them, compared over the ranks."""
+"""Timeouts of collectives, compared over the ranks: other calls, rank 0 at work, or nothing that says why."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import before_run, context
+from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
-from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.diagnoses.standing import in_one_round, own_frame, pair_apart, standing, where
-from dsdoctor.finding import Evidence, Finding, Fix
-from dsdoctor.logs.facts import LogEvent, LogFacts
+from dsdoctor.diagnoses.timeouts import (
+    FIRST_COLLECTIVES,
+    KEY_NEVER_CAME,
+    call,
+    different,
+    moment,
+    other_cause,
+    silent_ranks,
+    timed_out,
+    timeouts,
+)
+from dsdoctor.finding import Finding, Fix
+from dsdoctor.logs.facts import LogEvent
 from dsdoctor.runs.collectives import apart
 
-FIRST_COLLECTIVES = 10
-"""A SeqNum up to this is one of the first collectives of a job, before training."""
-IB_TIMEOUT = "12"
-VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|tap)")
-KEY_NEVER_CAME = re.compile(
-    r"\[(?P<rank>\d+)\] is setting up NCCL .*got error: (?:Timeout waiting|wait timeout|Socket Timeout)"
-)
-"""What a rank raises that waits for rank 0 to open the first communicator."""
-_TIMED_OUT = re.compile(rf"collective operation timeout|Timed out waiting \d+ms|{KEY_NEVER_CAME.pattern}")
 _NARROWER = (
     "zero3/generate-hang",
     "zero3/moe-hang",
     "zero3/branch-hang",
     "comm/p2p-hang",
     "comm/rank0-work-timeout",
+    "comm/missing-rank",
+    "comm/stalled-rank",
     "hang/uneven-batches",
     "launch/world-size-mismatch",
     "version/rank-mismatch",
 )
 """What tells more about a timeout than that there was one."""
-_GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
+_SMALL_OPERATIONS = ("ALLREDUCE", "BARRIER", "BROADCAST")
 _RANK_0_FIXES = (
     Fix(text="raise the time limit: ddp_timeout in TrainingArguments, or DEEPSPEED_TIMEOUT (minutes)"),
     Fix(text="or prepare the data before the job and only read it on the ranks"),
 )
-_CAUSES_OF_HANGS = ("device-assert", "gpu-fault", "ib-completion", "connect-failed", "oom-kill")
 
 
 class CollectiveMismatch(TextDiagnosis):
@@ -64,7 +65,10 @@ class CollectiveMismatch(TextDiagnosis):
     id = "comm/collective-mismatch"
     severity = "error"
     title = "ranks call different collectives"
-    forms = (Form(message=r"Detected mismatch between collectives on ranks"),)
+    forms = (
+        Form(message=r"Detected mismatch between collectives on ranks"),
+        Form(message=r"op\.preamble\.length <= op\.nbytes"),
+    )
     cause = "ranks call different collectives, or the same one with different sizes"
     fixes = (
         Fix(text="make every rank call the same collectives in the same order with tensors of equal size (pad)"),
@@ -72,17 +76,20 @@ class CollectiveMismatch(TextDiagnosis):
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        pair = _different(timeouts(case))
+        yield from nodes.different_calls(self, case)
+        if case.logs is not None and holds(case, "zero3/moe-hang", "zero3/branch-hang"):
+            return
+        pair = different(timeouts(case))
         if pair is None:
             yield from super().examine(case)
             yield from self._in_recorders(case) or self._in_stacks(case)
             return
-        if holds(case, "zero3/generate-hang"):
+        if holds(case, "zero3/generate-hang", "hang/uneven-batches"):
             return
         one, other = pair
         yield self.finding(
-            cause=f"collective number {one.fields['seq']} is {_call(one)} on rank {one.rank} "
-            f"and {_call(other)} on rank {other.rank}",
+            cause=f"collective number {one.fields['seq']} is {call(one)} on rank {one.rank} "
+            f"and {call(other)} on rank {other.rank}",
             evidence=(one.evidence(), other.evidence()),
             confidence=0.85,
             fixes=self.fixes,
@@ -135,8 +142,8 @@ class Rank0Work(Diagnosis):
     has the process group's time limit, 30 minutes by default (10 with newer releases), and the work takes longer.
 
     What proves it: watchdog timeouts of a collective of one element among the first of the job, on every rank but 0,
-    before any training step; or, where that is the very first, ranks that wait for the key by which rank 0 opens the
-    communicator.
+    before any training step; where torch or gloo names no size, the bars of rank 0 that prepares the data; or, where
+    the collective is the very first, ranks that wait for the key by which rank 0 opens the communicator.
 
     When it could be wrong: rank 0 may also have died or hung there; its own last lines tell.
 
@@ -152,25 +159,44 @@ class Rank0Work(Diagnosis):
         late = timeouts(case)
         if not late:
             yield from self._without_communicator(case)
+            yield from self._while_preparing(case)
         if not late or case.logs is None or case.logs.steps_seen or 0 in {event.rank for event in late}:
             return
-        tiny = all(int(e.fields.get("numel", "2")) <= 1 and int(e.fields["seq"]) <= FIRST_COLLECTIVES for e in late)
-        if not tiny or _other_cause(case):
+        prepares = list(case.logs.of_kind("preparing"))
+        if not all(_small(event, prepares) for event in late) or other_cause(case):
             return
         minutes = int(late[0].fields["timeout"]) / 60_000
+        began = moment(late[0])
         yield self.finding(
-            cause=f"every rank but 0 waited {minutes:g} minutes in {_call(late[0])} before training, while rank 0 "
-            "worked",
-            evidence=tuple(event.evidence() for event in late[:MAX_EVIDENCE]),
+            cause=f"every rank but 0 waited {minutes:g} minutes in {call(late[0])} before training, "
+            + (f"from {began} on, " if began else "")
+            + "while rank 0 worked",
+            evidence=tuple(event.evidence() for event in (*late, *prepares[-1:])[:MAX_EVIDENCE]),
             confidence=0.85,
             caveat="Rank 0 may also have hung there; its last lines tell.",
             fixes=_RANK_0_FIXES,
         )
 
+    def _while_preparing(self, case: Case) -> Iterator[Finding]:
+        """Ranks that raise at a barrier before training, after rank 0 had shown that it prepares the data."""
+        late = timed_out(case)
+        prepares = list(case.logs.of_kind("preparing")) if case.logs is not None else []
+        raised = [f for f in context.failures(case) if KEY_NEVER_CAME.search(f.message) is None]
+        if not late or not prepares or not raised or case.logs is None or case.logs.steps_seen:
+            return
+        if 0 not in {one.rank for one in late}:
+            yield self.finding(
+                cause="the other ranks waited in vain before training while rank 0 prepared the data",
+                evidence=(*late[:2], prepares[-1].evidence()),
+                confidence=0.8,
+                caveat="Rank 0 may also have hung there; its last lines tell.",
+                fixes=_RANK_0_FIXES,
+            )
+
     def _without_communicator(self, case: Case) -> Iterator[Finding]:
         """Ranks that wait for rank 0 to open the communicator of their first collective."""
         waiting = [(f, m) for f in context.failures(case) for m in [KEY_NEVER_CAME.search(f.message)] if m is not None]
-        if not waiting or any(m["rank"] == "0" for _, m in waiting) or _other_cause(case):
+        if not waiting or any(m["rank"] == "0" for _, m in waiting) or other_cause(case):
             return
         yield self.finding(
             cause=f"{len(waiting)} ranks waited for rank 0 to open the first communicator, and it did not come in time",
@@ -187,7 +213,8 @@ class Timeout(Diagnosis):
     What it is: some rank did not come to a collective within its time limit. The cause sits on the rank that is silent
     or behind, and it lies before: the moment is the time of the message minus the time limit.
 
-    What proves it: the watchdog's lines, or gloo's "Timed out waiting". No rank raised an exception of its own.
+    What proves it: the watchdog's lines ("Watchdog caught", "timed out in blocking wait", what it prints after them, or
+    that it got stuck itself), or gloo's "Timed out waiting". No rank raised an exception of its own.
 
     When it could be wrong: 100 % use of the GPU during a hang is NCCL spinning, no work. A log that lacks a node lacks
     its cause.
@@ -203,14 +230,14 @@ class Timeout(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         late = timeouts(case)
         proof = timed_out(case)
-        if not proof or _different(late) or holds(case, *_NARROWER):
+        if not proof or different(late) or holds(case, *_NARROWER):
             return
         silent = silent_ranks(case.logs, proof) if case.logs is not None else ()
         who = f"; rank {silent[0]} says nothing" if len(silent) == 1 else ""
-        what = f"{_call(late[0])}, number {late[0].fields['seq']}," if late else "a collective"
+        what = f"{call(late[0])}, number {late[0].fields['seq']}," if late else "a collective"
         ranks = len({one.rank for one in proof})
         yield self.finding(
-            cause=f"{what} timed out on {ranks} rank{'s' if ranks > 1 else ''}{who}",
+            cause=f"{what} timed out on {ranks} rank{'s' if ranks > 1 else ''}{who}" + _since(late),
             evidence=proof[:MAX_EVIDENCE],
             confidence=0.7,
             caveat="The logs do not say why; the cause lies one time limit before these lines, on the silent rank.",
@@ -221,172 +248,18 @@ class Timeout(Diagnosis):
         )
 
 
-class InfinibandError(Diagnosis):
-    """An InfiniBand transfer failed.
-
-    What it is: NCCL got a completion with an error from the network card. Status 12 means that the other side did not
-    answer after all retries; status 5 only that a request was flushed because the connection had gone already.
-
-    What proves it: "NET/IB : Got completion ... with status=N".
-
-    When it could be wrong: with status 5 alone the first failure is on the peer; a peer that died for another reason
-    gives status 12, too: read its log.
-
-    What to do: check the link (ibstat, counters), GID index, MTU and firewall between the two hosts of the message.
-    """
-
-    id = "comm/ib-error"
-    severity = "error"
-    title = "an InfiniBand transfer failed"
-
-    def examine(self, case: Case) -> Iterator[Finding]:
-        completions = list(case.logs.of_kind("ib-completion")) if case.logs is not None else []
-        first = [event for event in completions if event.fields.get("status") == IB_TIMEOUT]
-        flushed = [event for event in completions if event not in first]
-        if not completions or any(not is_peer_failure(failure) for failure in context.failures(case)):
-            return
-        chosen = [*first, *flushed]
-        status = chosen[0].fields.get("status")
-        what = "the peer did not answer after all retries" if first else "a request was flushed, the peer had gone"
-        yield self.finding(
-            cause=f"InfiniBand completion with status {status}: {what}",
-            evidence=tuple(event.evidence() for event in chosen[:MAX_EVIDENCE]),
-            confidence=0.9 if first else 0.6,
-            caveat="A peer that died for another reason looks the same; read its log.",
-            fixes=(Fix(text="check link, GID index, MTU and firewall between the two hosts that the message names"),),
-        )
+def _small(event: LogEvent, prepares: Sequence[LogEvent]) -> bool:
+    """One of the first collectives, of one element; releases that print no size need the sight of rank 0's work."""
+    if int(event.fields["seq"]) > FIRST_COLLECTIVES:
+        return False
+    if "numel" in event.fields:
+        return int(event.fields["numel"]) <= 1
+    return bool(prepares) and event.fields["op"] in _SMALL_OPERATIONS
 
 
-class WrongInterface(Diagnosis):
-    """NCCL uses a network interface that leads nowhere.
-
-    What it is: without NCCL_SOCKET_IFNAME, NCCL takes the first interface it finds, which may be docker0 or another
-    bridge. Its address exists on every host and none can be reached by it.
-
-    What proves it: such an interface comes first in "NET/Socket : Using", and connecting to an address failed.
-
-    When it could be wrong: several nodes on one host really can talk over a bridge; then connecting does not fail.
-
-    What to do: `NCCL_SOCKET_IFNAME` (and `GLOO_SOCKET_IFNAME`) with the interface that joins the nodes, or exclude the
-    bridges with `^docker0,br-`.
-    """
-
-    id = "comm/wrong-interface"
-    severity = "error"
-    title = "NCCL uses an interface that leads nowhere"
-
-    def examine(self, case: Case) -> Iterator[Finding]:
-        if case.logs is None:
-            return
-        virtual = [e for e in case.logs.of_kind("nccl-interface") if VIRTUAL.match(e.fields.get("interfaces", ""))]
-        failed = list(case.logs.of_kind("connect-failed"))
-        if not virtual or not failed:
-            return
-        name = virtual[0].fields["interfaces"].partition(":")[0].partition("]")[2]
-        yield self.finding(
-            cause=f"NCCL chose {name}, and connecting to {failed[0].fields.get('address')} failed",
-            evidence=(failed[0].evidence(), virtual[0].evidence()),
-            confidence=0.92,
-            fixes=(Fix(text="set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that joins the nodes"),),
-        )
+def _since(late: Sequence[LogEvent]) -> str:
+    began = moment(late[0]) if late else ""
+    return f"; it began to wait at {began}, and that is the moment to look at" if began else ""
 
 
-class MoeHang(Diagnosis):
-    """ZeRO-3 with experts hangs because ranks route tokens to different experts.
-
-    What it is: ZeRO-3 gathers the parameters of a module when it runs. If a rank has no token for an expert, it does
-    not run it, and the others wait in the gather for ever.
-
-    What proves it: stage 3, a model with experts, no leaf modules, and a timeout in a gather; before a run the config
-    and the model's config.json, as a warning.
-
-    When it could be wrong: any other branch that depends on the data hangs alike.
-
-    What to do: make the whole block of experts a leaf module, so that all its parameters are gathered together.
-    """
-
-    id = "zero3/moe-hang"
-    severity = "error"
-    title = "experts under ZeRO-3 without leaf modules"
-
-    def examine(self, case: Case) -> Iterator[Finding]:
-        yield from before_run.experts_without_leaves(self, case)
-        logs = case.logs
-        late = gather_timeouts(case)
-        if logs is None or not late or any(logs.of_kind("leaf-modules")):
-            return
-        experts = list(logs.of_kind("experts"))
-        if not experts:
-            return
-        proof = [*logs.of_kind("trace-invalidated"), *late[:2], *experts[:1]]
-        yield self.finding(
-            cause="a model with experts under ZeRO-3 and no leaf modules timed out in a gather of parameters",
-            evidence=tuple(event.evidence() for event in proof[:MAX_EVIDENCE]),
-            confidence=0.85,
-            fixes=(Fix(text="make the block of experts a leaf module: set_z3_leaf_modules(model, [MoeBlock])"),),
-            keys=("zero_optimization.stage", "zero_optimization.leaf_module"),
-        )
-
-
-def timeouts(case: Case) -> list[LogEvent]:
-    """The watchdog's lines, one a rank and collective."""
-    return list(case.logs.of_kind("watchdog")) if case.logs is not None else []
-
-
-def _different(late: Sequence[LogEvent]) -> tuple[LogEvent, LogEvent] | None:
-    """Two ranks that name the same collective otherwise."""
-    first: dict[str, LogEvent] = {}
-    for event in late:
-        other = first.setdefault(event.fields["seq"], event)
-        if other.rank != event.rank and _call(other) != _call(event):
-            return other, event
-    return None
-
-
-def _call(event: LogEvent) -> str:
-    numel = event.fields.get("numel")
-    return event.fields["op"] + (f" of {numel} elements" if numel else "")
-
-
-def silent_ranks(logs: LogFacts, late: Sequence[LogEvent | Evidence]) -> tuple[int, ...]:
-    """Ranks that are known of and that did not report the timeout."""
-    known = {*logs.ranks, *(exit.rank for exit in logs.exits if exit.rank is not None)}
-    known |= set(range(max((one.rank or 0 for one in late), default=0) + 1))
-    return tuple(sorted(known - {one.rank for one in late}))
-
-
-def _other_cause(case: Case) -> bool:
-    """True if something else happened that a timeout would only follow."""
-    if any(not is_peer_failure(failure) for failure in context.failures(case)):
-        return True
-    return case.logs is not None and any(case.logs.of_kind(*_CAUSES_OF_HANGS))
-
-
-def gather_timeouts(case: Case) -> list[LogEvent]:
-    """Timeouts in the gathers of ZeRO-3 that nothing else explains."""
-    if context.stage(case) != 3 or _other_cause(case):
-        return []
-    return [event for event in timeouts(case) if event.fields["op"] in _GATHERS]
-
-
-def timed_out(case: Case) -> tuple[Evidence, ...]:
-    """The lines that say that a collective timed out; empty if something else went wrong that it would only follow."""
-    if _other_cause(case):
-        return ()
-    raised = (failure for failure in context.failures(case) if _TIMED_OUT.search(failure.message))
-    return tuple(event.evidence() for event in timeouts(case)) or tuple(map(context.evidence, raised))
-
-
-def timeouts_as_evidence(case: Case) -> list[Evidence]:
-    """The watchdog's lines where they only follow another failure."""
-    return [event.evidence() for event in timeouts(case)] if _other_cause(case) else []
-
-
-DIAGNOSES: tuple[Diagnosis, ...] = (
-    CollectiveMismatch(),
-    Rank0Work(),
-    MoeHang(),
-    InfinibandError(),
-    WrongInterface(),
-    Timeout(),
-)
+DIAGNOSES: tuple[Diagnosis, ...] = (CollectiveMismatch(), Rank0Work(), Timeout())

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import before_run, context
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
-from dsdoctor.diagnoses.standing import apart_in_engine, standing, where
-from dsdoctor.diagnoses.watchdog import gather_timeouts
+from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Finding, Fix
 from dsdoctor.frames import passes_through
 from dsdoctor.runs.facts import Failure
@@ -24,11 +22,23 @@ EMPTY = re.compile(
     r"|expected (?:tensor )?\[?\d+\]? and src \[0\] to have the same number of elements"
     r"|got weight of shape \[0\]|weight of size \[0\]|torch\.Size\(\[0\]\)|with size 0\b|got:? \[0\]"
     r"|mat1 and mat2 shapes cannot be multiplied \(.*(?:x0|and 0x|and 0\b).*\)"
+    r"|weight should have at least three dimensions"
     r"|vec \(0\)|size mismatch, got .*\(?0\)?|cannot reshape tensor of 0 elements|has 0 elements"
 )
 """What torch says when a parameter of size 0 is used, which is what a partitioned one looks like."""
 
-_UNMISTAKABLE = re.compile(r"'weight' must be 2-D|mat2 must be a matrix, got 1-D|got weight of shape \[0\]")
+_UNMISTAKABLE = re.compile(
+    r"'weight' must be 2-D|mat2 must be a matrix, got 1-D|got weight of shape \[0\]"
+    r"|weight should have at least three dimensions|current model is torch\.Size\(\[0\]\)"
+    r"|which has shape torch\.Size\(\[0\]\)"
+)
+_FILE_IS_EMPTY = re.compile(
+    r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint"
+    r"|Trying to set a tensor of shape torch\.Size\(\[0\]\)"
+    r"|copying a param with shape torch\.Size\(\[1\]\) from checkpoint, the shape in current model is torch\.Size\("
+    r"\[(?:\d{2,}|\d+(?:, \d+)+)\]\)(?:[\s\S]*shape torch\.Size\(\[1\]\) from checkpoint)"
+)
+"""A weight of the saved file without elements (releases before 0.5 left one; a single such weight may be real)."""
 _ENGINE = r"deepspeed[/\\]runtime[/\\](?:engine|hybrid_engine|pipe[/\\]engine)\.py:(?:forward|__call__|train_batch)"
 _GATHER = Fix(
     text="gather the parameter where it is used: with deepspeed.zero.GatheredParameters([weight]): ..., on every rank; "
@@ -44,7 +54,9 @@ class EmptyWeightsInModel(TextDiagnosis):
     its own module is in forward or backward inside the engine. Code that touches it elsewhere (a weight shared by hand,
     a regularisation term, an initialisation, loading a state dict) sees an empty tensor.
 
-    What proves it: torch's message about a size of 0 for a parameter, under stage 3.
+    What proves it: torch's message about a size of 0 for a parameter, under stage 3; on loading, the model's side is
+    `[0]` and the file's is full. Transformers' warning "newly initialized because the shapes did not match" with `[0]`
+    in the model says the same, and the run then trains random weights without an error.
 
     When it could be wrong: an empty batch gives similar messages about activations.
 
@@ -59,6 +71,7 @@ class EmptyWeightsInModel(TextDiagnosis):
         Form(message=r"copying a param with shape torch\.Size\(\[(?!0\]).*?current model is torch\.Size\(\[0\]\)"),
         Form(message=EMPTY.pattern),
     )
+    kinds = ("empty-in-model",)
     cause = "a parameter that ZeRO-3 has partitioned is used outside its module, where its tensor has size 0"
     fixes = (_GATHER, _STAGE_2)
     keys = (STAGE,)
@@ -89,7 +102,8 @@ class EmptyWeightsInCheckpoint(TextDiagnosis):
     id = "zero3/empty-weights-in-checkpoint"
     severity = "error"
     title = "the checkpoint holds empty tensors"
-    forms = (Form(message=r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint"),)
+    forms = (Form(message=_FILE_IS_EMPTY.pattern),)
+    kinds = ("empty-in-file",)
     confidence = 0.95
     cause = "the weights file holds tensors of shape [0]: it was saved from partitioned ZeRO-3 parameters"
     fixes = (
@@ -143,7 +157,8 @@ class InflightParams(TextDiagnosis):
     What it is: parameters were fetched in another order than in the steps before (early exits, conditional layers,
     hooks on some ranks, user code that touches `.data`), so one is still in flight or not in the expected state.
 
-    What proves it: DeepSpeed's own check of the parameter's state.
+    What proves it: DeepSpeed's own check of the parameter's state (an AssertionError with `'status': 'INFLIGHT'`), or
+    its queue of parameters that runs empty ("pop from an empty deque").
 
     When it could be wrong: releases before 0.15.3 also fail on harmless early exits.
 
@@ -160,6 +175,7 @@ class InflightParams(TextDiagnosis):
         Form(message=r"already in registry|Cannot free a ZeRO-3 parameter while it is still active"),
         Form(message=r"attempted to (?:add non-inflight parameter|invalidate already invalid trace|record trace)"),
         Form(types=("AssertionError",), message=r"'status': '?(?:NOT_AVAILABLE|INFLIGHT|AVAILABLE)"),
+        Form(types=("IndexError",), message=r"pop from an empty deque", frames=r"partitioned_param_coordinator\.py:"),
     )
     cause = "ZeRO-3 found a parameter in another state than its trace of the modules expects"
     fixes = (
@@ -167,65 +183,6 @@ class InflightParams(TextDiagnosis):
         Fix(text="declare modules with data-dependent control flow as leaf modules (set_z3_leaf_modules)"),
     )
     keys = (STAGE,)
-
-
-class BranchHang(TextDiagnosis):
-    """Ranks ran different modules under ZeRO-3.
-
-    What it is: every rank must gather the same parameters in the same order. A branch that depends on the data (a
-    vision tower for some samples only, early exit) makes ranks disagree, which newer releases notice and
-    older ones hang on.
-
-    What proves it: DeepSpeed's message that a list differs between ranks; a run under stage 3 that stands still with
-    its ranks in collectives at different places of the same step; or a timeout in a gather there after DeepSpeed
-    had said that its trace of the modules was invalidated.
-
-    When it could be wrong: ranks that built different models are meant as well; a network that lost a message would
-    look the same, though not at the same step in each run.
-
-    What to do: run the branch on every rank, with a weight of zero where it is not wanted.
-    """
-
-    id = "zero3/branch-hang"
-    severity = "error"
-    title = "ranks ran different modules under ZeRO-3"
-    forms = (Form(message=r"Detected a disagreement on list (?:length|contents) between rank0 and rank(?P<other>\d+)"),)
-    cause = "rank 0 and rank {other} ran or built different modules under ZeRO-3"
-    fixes = (Fix(text="run the branch on every rank, multiplied by zero where it is not wanted"),)
-    keys = (STAGE,)
-
-    def examine(self, case: Case) -> Iterator[Finding]:
-        """The message; or stacks apart; or, in the log of a hang, a timeout in a gather after the order had changed."""
-        yield from super().examine(case)
-        yield from self._in_stacks(case)
-        late = gather_timeouts(case)
-        changed = list(case.logs.of_kind("trace-invalidated")) if case.logs is not None and late else []
-        if case.logs is not None and changed and not any(case.logs.of_kind("experts")):
-            yield self.finding(
-                cause="the order of modules changed between steps, then a gather of parameters timed out",
-                evidence=tuple(event.evidence() for event in (*changed, *late)[:MAX_EVIDENCE]),
-                confidence=0.75,
-                caveat="A rank that stopped for another reason looks the same if the order also changes.",
-                fixes=self.fixes,
-                keys=self.keys,
-            )
-
-    def _in_stacks(self, case: Case) -> Iterator[Finding]:
-        """Every rank waits inside the engine, and not at the same place of the model."""
-        run = standing(case)
-        pair = apart_in_engine(run) if run is not None else None
-        if run is None or pair is None or context.stage(case) != 3:
-            return
-        one, other = pair
-        yield self.finding(
-            cause=f"rank {one.rank} is in the {one.last_phase} and rank {other.rank} in the {other.last_phase} of step "
-            f"{other.last_step}, at different places, and each waits for the other: under ZeRO-3 every rank has to run "
-            "the same modules; the script is what to mend",
-            evidence=tuple(where(run, rank) for rank in run.ranks),
-            confidence=0.85,
-            fixes=self.fixes,
-            keys=self.keys,
-        )
 
 
 class TiedOrResized(TextDiagnosis):
@@ -284,7 +241,7 @@ class LoadConflict(TextDiagnosis):
 
 
 def _empty_in_checkpoint(failure: Failure) -> bool:
-    return "copying a param with shape torch.Size([0]) from checkpoint" in failure.message
+    return _FILE_IS_EMPTY.search(failure.message) is not None
 
 
 def _in_unwrapped_module(failure: Failure) -> bool:
@@ -298,7 +255,6 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     ModuleOutsideEngine(),
     EmptyWeightsInModel(),
     InflightParams(),
-    BranchHang(),
     TiedOrResized(),
     LoadConflict(),
 )

@@ -3,9 +3,31 @@
 import pytest
 
 from dsdoctor.analysis import analyze_log
-from tests.logs_real.written import communication, figures, healthy, processes, software, variants
+from tests.logs_real.written import (
+    aborts,
+    calm,
+    communication,
+    figures,
+    healthy,
+    partitioned,
+    processes,
+    software,
+    variants,
+    waiting,
+)
 
-LOGS = [*figures.CASES, *processes.CASES, *communication.CASES, *software.CASES, *variants.CASES, *healthy.CASES]
+LOGS = [
+    *figures.CASES,
+    *processes.CASES,
+    *aborts.CASES,
+    *communication.CASES,
+    *waiting.CASES,
+    *software.CASES,
+    *partitioned.CASES,
+    *variants.CASES,
+    *healthy.CASES,
+    *calm.CASES,
+]
 
 
 @pytest.mark.parametrize("written", LOGS, ids=lambda written: written.name)
