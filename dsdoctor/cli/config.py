@@ -142,7 +142,7 @@ def _mend(arguments: argparse.Namespace, case: Case) -> Fixed:
 
     path = Path(arguments.config)
     assert case.config is not None
-    if case.config.path != str(path) or path.suffix.lower() in (".yaml", ".yml"):
+    if case.config.derived or path.suffix.lower() in (".yaml", ".yml"):
         raise CannotWork(f"only a ds_config itself can be fixed, not {path}")
     try:
         text = path.read_bytes().decode("utf-8")

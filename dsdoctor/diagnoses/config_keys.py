@@ -42,12 +42,21 @@ _FIELD = re.compile(r"^(?P<key>\w[\w.]*(?: -> \w+)*)\n\s+(?P<what>.+?)(?: \[type
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One key that the config has, with what the schema knows of it (`key` None: nothing)."""
+    """One key that the config has, with what the schema knows of it (`key` None: nothing).
+
+    `name` is the last part of `path` as written, which may have dots of its own.
+    """
 
     path: str
+    name: str
     value: Any
     section: Section
     key: Key | None
+
+    @property
+    def section_path(self) -> str:
+        """The dotted key of the object that the key stands in, as the config names it."""
+        return self.path[: len(self.path) - len(self.name)].rstrip(".")
 
 
 def entries(data: Mapping[str, Any], schema: Schema, section: str = "", prefix: str = "") -> Iterator[Entry]:
@@ -56,7 +65,7 @@ def entries(data: Mapping[str, Any], schema: Schema, section: str = "", prefix: 
     for name, value in data.items():
         path = f"{prefix}.{name}" if prefix else str(name)
         key = known.key(str(name))
-        yield Entry(path=path, value=value, section=known, key=key)
+        yield Entry(path=path, name=str(name), value=value, section=known, key=key)
         inner = key.path if key is not None else path
         if key is not None and key.successor and key.successor in schema.sections and key.successor not in data:
             inner = key.successor  # `bfloat16` is read where there is no `bf16`
@@ -119,27 +128,33 @@ class UnknownKey(Diagnosis):
             yield self._from_exception(key, evidence)
 
     def _unknown(self, config: ConfigFacts, schema: Schema, entry: Entry, exception: Evidence | None) -> Finding:
-        section, _, name = entry.path.rpartition(".")
+        section, name = entry.section_path, entry.name
         meant = nearest(name, _names_for(entry))
         if meant and config.has(f"{section}.{meant}".lstrip(".")):  # it stands there already
             meant = None
         home = _home(name, section, schema)
-        known_in = releases_with(entry.path)
-        severity: Severity = "warning" if meant or home or _newer(known_in, schema) else "info"
+        if home is not None and config.has(f"{home}.{name}".lstrip(".")):
+            home = None
+        dotted = "." in entry.name
+        known_in = releases_with(entry.path) if not dotted else ()
+        nested = dotted and not section and schema.key(entry.path) is not None
+        severity: Severity = "warning" if meant or home or nested or _newer(known_in, schema) else "info"
         refused = entry.section.forbids and entry.value != "auto"  # "auto" is taken out before the keys are looked at
         if refused:
             severity = "error"
         reaction = "refuses it" if refused else "ignores it without a word"
-        cause = f"DeepSpeed {schema.release} does not know {entry.path} and {reaction}"
+        cause = f"DeepSpeed {schema.release} does not know {entry.path or as_json(entry.name)} and {reaction}"
         if known_in:
             cause += f"; releases {known_in[0]} to {known_in[-1]} know it"
+        if dotted:
+            cause += "; a name with dots is one key, DeepSpeed reads objects in objects"
         return self.finding(
             severity=severity,
             cause=cause,
             evidence=(*([exception] if exception else []), at_key(config, entry.path)),
             confidence=0.98 if entry.section.forbids else 0.9,
             caveat=None if entry.section.forbids else "The script may read this key for itself.",
-            fixes=_rename(entry, section, meant, home),
+            fixes=_rename(entry, section, meant, home) if not dotted else (Fix(text="write objects in objects"),),
             keys=(entry.path,),
         )
 
@@ -202,7 +217,7 @@ def _rejected_params(case: Case) -> Iterator[tuple[str, Evidence]]:
 
 def _is_comment(entry: Entry) -> bool:
     """A key that stands there for people, in a section that ignores what it does not know."""
-    name = entry.path.rpartition(".")[2]
+    name = entry.name
     return not entry.section.forbids and (name.startswith(("_", "$", "/", "#")) or name.lower() == "comment")
 
 

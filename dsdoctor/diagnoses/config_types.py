@@ -33,6 +33,8 @@ _OR_ED = ("wall_clock_breakdown", "flops_profiler.enabled")
 _USED_LATER = "DeepSpeed keeps it as it is and fails where it is used"
 _CHECKS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _TEXT_PARAMS = ("type", "warmup_type", "mode", "anneal_strategy", "threshold_mode", "scale_mode", "ns_method")
+_YAML = re.compile(r"[\w-]+:(?:\s|$)|- ")
+"""The beginning of a nested YAML object or list, which HJSON reads as text."""
 _READS_CONFIG = re.compile(r"json\.loads?\(.*(?:config|cfg|\bds[_.]|deepspeed)|deepspeed\.py", re.IGNORECASE)
 
 
@@ -151,6 +153,8 @@ def _swallowed(config: ConfigFacts, path: str, value: Any) -> _Wrong | None:
     """A value without quotes that was meant as something else: `True`, or one with the comma read into it."""
     if path not in config.quoteless or not isinstance(value, str):
         return None
+    if _YAML.match(value):
+        return _Wrong(path=path, what=f"is the text {as_json(value)}; this looks like YAML, and a ds_config is JSON")
     bare = value.rstrip(", ")
     if bare in ("True", "False", "None"):
         return _Wrong(path=path, what=f"is the text {as_json(value)}; JSON spells it lower-case", meant=_literal(bare))

@@ -49,7 +49,8 @@ class ConfigFacts:
     version it is judged against, `table_release` the one whose schema is used for that (the nearest older one known).
     `world_size` is None where the number of ranks is not known. `framework` is who hands the config to DeepSpeed, None
     where that is not known. `hf_arguments` are the values of Hugging Face's TrainingArguments on the script's command
-    line, None where the script is not known to use them.
+    line, None where the script is not known to use them. `derived` says that the file is not the ds_config itself but a
+    config of Accelerate's own, so that the keys are not the file's.
     """
 
     path: str
@@ -65,6 +66,7 @@ class ConfigFacts:
     world_size: int | None = None
     framework: Framework | None = None
     hf_arguments: Mapping[str, Any] | None = None
+    derived: bool = False
 
     def where(self, key: str) -> Position | None:
         """Where the key stands, or None for a key that the file does not have."""

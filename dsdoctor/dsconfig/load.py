@@ -13,14 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.dsconfig import reader, yaml_text
+from dsdoctor.dsconfig import accelerate, reader, yaml_text
 from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, DuplicateKey, Framework, Position
 from dsdoctor.dsconfig.hf_arguments import parse
 from dsdoctor.dsconfig.schema import table_release
-from dsdoctor.dsconfig.yaml_text import Plugin, YamlUnreadable
+from dsdoctor.dsconfig.yaml_text import YamlUnreadable
 
 _LARGEST = 16 * 2**20
 """Bytes; no ds_config is that large, and reading model weights as text would take for ever."""
+_BLANK = "\ufeff \t\r\n"
+_NO_OBJECT = "a ds_config is an object, this file holds "
 GIVEN_AS_DICT = "<dict>"
 """`ConfigFacts.path` of a config that came as a dict."""
 
@@ -42,7 +44,7 @@ def load_config(
 
     `release` is the DeepSpeed version, "" for an unknown one (the newest table is used). `script_args` are the words
     after the script's name, `hf_arguments` what is known of TrainingArguments beside them; both count where
-    `framework` is transformers. An Accelerate YAML settles framework and world size where they are not given.
+    `framework` is transformers. A config of Accelerate's own settles framework and world size where they are not given.
 
     Raises ConfigUnreadable for a file that cannot be read.
     """
@@ -63,6 +65,7 @@ def load_config(
         world_size=world_size,
         framework=framework,
         hf_arguments={**(hf_arguments or {}), **parse(script_args)} if framework == "transformers" else None,
+        derived=text.plugin is not None,
     )
 
 
@@ -82,7 +85,7 @@ def with_text(facts: ConfigFacts, text: str) -> ConfigFacts:
 
 
 def _path(config: str | Path | Mapping[str, Any], text: _Text) -> str:
-    """Where the keys stand: an Accelerate YAML may only name the file."""
+    """Where the keys stand: a config of Accelerate's own may only name the file."""
     named = text.plugin.config_file if text.plugin is not None else None
     return GIVEN_AS_DICT if isinstance(config, Mapping) else named or str(config)
 
@@ -98,8 +101,8 @@ class _Text:
     quoteless: frozenset[str] = frozenset()
     syntax_error: ConfigSyntaxError | None = None
     json_error: ConfigSyntaxError | None = None
-    plugin: Plugin | None = None
-    """Set for an Accelerate YAML."""
+    plugin: accelerate.Plugin | None = None
+    """Set for a config of Accelerate's own."""
 
 
 def _read_file(path: Path) -> _Text:
@@ -117,36 +120,52 @@ def _read_file(path: Path) -> _Text:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         return _Text(syntax_error=_not_utf8(raw, error))
-    return _read_yaml(path, text) if path.suffix.lower() in (".yaml", ".yml") else parse_text(text)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _read_yaml(path, text)
+    read = parse_text(text)
+    return _converted(read, read.data) or read
 
 
 def _read_yaml(path: Path, text: str) -> _Text:
     """An Accelerate config with DeepSpeed's part in it, or YAML by mistake."""
     lines = tuple(line.rstrip("\r") for line in text.split("\n"))
     try:
-        plugin = yaml_text.plugin(text)
+        data = yaml_text.load(text)
+        places = {key: Position(line=line, column=column) for key, (line, column) in yaml_text.positions(text).items()}
     except YamlUnreadable as error:
         raise ConfigUnreadable(f"cannot read {path}: {error}") from None
+    converted = _converted(_Text(lines=lines, positions=places), data)
+    if converted is not None:
+        return converted
+    begins = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    offset = sum(len(line) + 1 for line in text.split("\n")[:begins])
+    return _Text(lines=lines, syntax_error=_error_at(text, offset, "this is YAML; a ds_config is JSON"))
+
+
+def _converted(text: _Text, data: Any) -> _Text | None:
+    """The text with the ds_config that Accelerate makes of its own config; None for anything else."""
+    plugin = accelerate.plugin(data)
     if plugin is None:
-        return _Text(lines=lines, syntax_error=_error_at(text, 0, "this is YAML; a ds_config is JSON"))
+        return None
     if plugin.config_file is not None:
         return replace(_read_file(Path(plugin.config_file)), plugin=plugin)
-    places = {key: Position(line=line, column=column) for key, (line, column) in plugin.places.items()}
-    return _Text(data=dict(plugin.config), lines=lines, positions=places, plugin=plugin)
+    places = {key: text.positions[name] for key, name in plugin.names.items() if name in text.positions}
+    return _Text(data=dict(plugin.config), lines=text.lines, positions=places, plugin=plugin)
 
 
 def parse_text(text: str) -> _Text:
     """Read the text of a config file."""
     lines = tuple(line.rstrip("\r") for line in text.split("\n"))
+    begin = len(text) - len(text.lstrip(_BLANK))
+    if text[begin : begin + 1] == "[":  # told by its first character: a list can be as long as a data set
+        return _Text(lines=lines, syntax_error=_error_at(text, begin, _NO_OBJECT + "a list"))
     try:
         reading = reader.read(text)
     except reader.HjsonError as error:
-        blank = not text.lstrip("\ufeff").strip()
-        message = "the file is empty" if blank else error.message
+        message = "the file is empty" if begin == len(text) else error.message
         return _Text(lines=lines, syntax_error=_error_at(text, error.offset, message))
     if not isinstance(reading.value, dict):
-        message = f"a ds_config is an object, this file holds {_name_of(reading.value)}"
-        return _Text(lines=lines, syntax_error=_error_at(text, 0, message))
+        return _Text(lines=lines, syntax_error=_error_at(text, 0, _NO_OBJECT + _name_of(reading.value)))
     place = _Places(text)
     return _Text(
         data=reading.value,

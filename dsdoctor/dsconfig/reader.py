@@ -17,6 +17,13 @@ from typing import Any
 _BLANK = " \t\n\r"
 _PUNCTUATION = "{}[],:"
 _NUMBER = re.compile(r"[\t ]*(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?[\t ]*")
+_PLAIN = re.compile(r'[^"\'\\\x00-\x1f]+')
+"""What stands in a string as it is."""
+_SPACE = re.compile(r"[ \t\n\r]+")
+_LINE_END = re.compile(r"[\r\n]|\Z")
+_SIMPLE = re.compile(r"(?:(null|true|false)|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)(?=[ \t]*[,}\]\r\n])")
+"""A literal or number with a stop after it; nearly every value without quotes is one."""
+_STOPS = re.compile(r"[\r\n,}\]#]|//|/\*|\Z")
 _HEX4 = re.compile(r"[0-9a-fA-F]{4}")
 _ESCAPES = {
     '"': '"',
@@ -86,19 +93,22 @@ class _Reader:
 
     def next_character(self) -> str:
         """Skip blanks and comments, then look at the next character; "" at the end."""
+        text = self.text
         while True:
-            while self.peek() and self.peek() in _BLANK:
-                self.at += 1
-            if self.peek() == "#" or self.peek(2) == "//":
-                end = re.compile(r"[\r\n]|\Z").search(self.text, self.at)
-                self.at = end.start() if end else len(self.text)
-            elif self.peek(2) == "/*":
-                end_at = self.text.find("*/", self.at + 2)
+            character = text[self.at : self.at + 1]
+            if character and character in _BLANK:
+                blanks = _SPACE.match(text, self.at)
+                self.at = blanks.end() if blanks else self.at
+            elif character == "#" or (character == "/" and self.peek(2) == "//"):
+                end = _LINE_END.search(text, self.at)
+                self.at = end.start() if end else len(text)
+            elif character == "/" and self.peek(2) == "/*":
+                end_at = text.find("*/", self.at + 2)
                 if end_at < 0:
                     raise HjsonError("comment is never closed", self.at)
                 self.at = end_at + 2
             else:
-                return self.peek()
+                return character
 
     @contextmanager
     def inside(self, name: str) -> Iterator[str]:
@@ -222,6 +232,10 @@ class _Reader:
         self.at += 1
         parts: list[str] = []
         while True:
+            plain = _PLAIN.match(self.text, self.at)
+            if plain is not None:
+                parts.append(plain.group())
+                self.at = plain.end()
             character = self.peek()
             if character == "":
                 raise HjsonError("string is never closed", start)
@@ -275,7 +289,15 @@ class _Reader:
         if self.peek() == "" or self.peek() in _PUNCTUATION:
             what = f"'{self.peek()}'" if self.peek() else "the end of the text"
             raise HjsonError(f"{what} where a value is expected", start)
-        for stop in re.compile(r"[\r\n,}\]#]|//|/\*|\Z").finditer(self.text, start):
+        simple = _SIMPLE.match(self.text, start)
+        if simple is not None:
+            self.at = simple.end()
+            if simple.group(1):
+                return _LITERALS[simple.group(1)]
+            number = _NUMBER.match(self.text, start)
+            assert number is not None, "a simple value is a literal or a number"
+            return self.number(number)
+        for stop in _STOPS.finditer(self.text, start):
             self.at = stop.start()
             word = self.text[start : self.at].strip()
             if word in _LITERALS:

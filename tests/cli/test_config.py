@@ -1,5 +1,6 @@
 """`dsdoctor config` as it is called: what it prints, what it writes, how it ends."""
 
+import io
 import json
 import os
 import subprocess
@@ -134,6 +135,46 @@ def test_new_fits_and_is_clean(folder, capsys):
     assert main(["config", "d.json", "--new", "--params", "7B"]) == 2
     assert main(["config", "e.json", "--new", "--params", "9T", *sizes[2:]]) == 2
     assert not (folder / "e.json").exists()
+
+
+def test_new_asks_on_a_terminal_for_what_is_missing(folder, capsys, monkeypatch):
+    answers = io.StringIO("seven\n7B\n8\n24GiB\n\ny\n")
+    answers.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", answers)
+    assert main(["config", "asked.json", "--new", "--host-memory", "600GiB"]) == 0
+    said = capsys.readouterr()
+    assert "not understood: seven" in said.err
+    assert "precision" in said.err
+    written = json.loads((folder / "asked.json").read_text())
+    assert written["bf16"] == {"enabled": "auto"}
+    assert written["train_batch_size"] == "auto"
+
+
+def test_new_ends_where_the_answers_end(folder, capsys, monkeypatch):
+    answers = io.StringIO("7B\n")
+    answers.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", answers)
+    assert main(["config", "asked.json", "--new"]) == 2
+    assert "no answer to: GPUs" in capsys.readouterr().err
+    assert not (folder / "asked.json").exists()
+
+
+def test_the_model_that_the_script_loads(folder, capsys):
+    (folder / "net").mkdir()
+    (folder / "net" / "config.json").write_text(json.dumps({"model_type": "x", "text_config": {"dtype": "bfloat16"}}))
+    (folder / "train.py").write_text("model = AutoModel.from_pretrained('net')\n")
+    text = json.dumps({"train_batch_size": 8, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}})
+    (folder / "half.json").write_text(text)
+    assert "numerics/bf16-model-in-fp16" in call(capsys, "half.json", "--script", "train.py")[1]
+    assert "numerics/bf16-model-in-fp16" in call(capsys, "half.json", "--", "--model_name_or_path", "net")[1]
+
+
+def test_a_config_of_accelerates_own_is_not_fixed(folder, capsys):
+    text = json.dumps({"deepspeed_config": {"zero_stage": 2, "offload_param_device": "cpu"}, "num_processes": 2})
+    (folder / "acc.json").write_text(text)
+    assert "config/ineffective" in call(capsys, "acc.json")[1]
+    assert main(["config", "acc.json", "--fix"]) == 2
+    assert (folder / "acc.json").read_text() == text
 
 
 def test_sarif_and_github(folder, capsys):

@@ -77,6 +77,24 @@ def test_odd_files_are_findings(text):
     assert any(finding.severity == "error" for finding in findings)
 
 
+def test_a_long_list_is_told_at_once():
+    text = " [" + "1," * 5_000_000 + "1]"
+    assert "a list" in with_text(load_config({}, release="0.19.8"), text).syntax_error.message
+
+
+def test_yaml_in_a_json_file_is_told():
+    findings = diagnose(case("train_batch_size: 8\nzero_optimization:\n  stage: 2\n", "deepspeed")).findings
+    assert any("looks like YAML" in finding.cause for finding in findings)
+
+
+def test_a_name_with_dots_is_one_key():
+    text = '{"train_batch_size": 8, "zero_optimization.stage": 2}'
+    (finding,) = [f for f in diagnose(case(text, "deepspeed")).findings if f.id == "config/unknown-key"]
+    assert finding.severity == "warning"
+    assert "objects in objects" in finding.fixes[0].text
+    assert finding.fixes[0].patch is None
+
+
 def test_ten_megabytes_are_read():
     text = json.dumps({"train_batch_size": 8, "x": {f"key_{number}": "x" * 200 for number in range(50_000)}}, indent=1)
     assert len(text) > 10_000_000
