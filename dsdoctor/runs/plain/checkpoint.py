@@ -1,20 +1,25 @@
 """Saves and loads checkpoints in DeepSpeed's places: `DIR/TAG/mp_rank_00_model_states.pt` and `DIR/latest`.
 
-One file holds all, as no rank holds anything that another lacks. A checkpoint written by DeepSpeed can be read for its
-weights, counters and schedule; the optimizer's state is not taken from it. Runs in rank processes only (imports torch).
+One file holds all, as no rank holds anything that another lacks. A checkpoint written by DeepSpeed is read in full,
+shards of ZeRO included (`shards`). Runs in rank processes only (imports torch).
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from dsdoctor.runs.plain import shards
 
 if TYPE_CHECKING:
     from dsdoctor.runs.plain.engine import PlainEngine
+    from dsdoctor.runs.plain.precision import Pair
+    from dsdoctor.runs.plain.stepping import PlainOptimizer
 
 _FILE = "mp_rank_00_model_states.pt"
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -69,11 +74,12 @@ def load(
     path = _model_file(Path(folder) / tag)
     # As in DeepSpeed, the script's own state may be any object, so the file is trusted as the script trusts it.
     state = torch.load(path, map_location="cpu", weights_only=False)
-    _load_weights(engine, state, Path(folder), tag, strict=strict)
+    spread = None if state.get("plain") else shards.read(path.parent, state.get("param_shapes") or ())
+    _load_weights(engine, state, spread, strict=strict)
     if only_module:
         return str(path), {}
     if optimizer and engine.optimizer is not None:
-        _load_optimizer(engine, state)
+        _load_optimizer(engine, engine.optimizer, state, spread)
     if scheduler and engine.lr_scheduler is not None and state.get("lr_scheduler"):
         engine.lr_scheduler.load_state_dict(state["lr_scheduler"])
     for name in _COUNTERS:
@@ -89,21 +95,60 @@ def _model_file(place: Path) -> Path:
     raise FileNotFoundError(f"no checkpoint at {place / _FILE}")
 
 
-def _load_weights(engine: PlainEngine, state: dict[str, Any], folder: Path, tag: str, *, strict: bool) -> None:
-    weights = state["module"]
-    if any((folder / tag).glob("*_optim_states.pt")):
-        convert = import_module("deepspeed.utils.zero_to_fp32")
-        weights = convert.get_fp32_state_dict_from_zero_checkpoint(str(folder), tag)
+def _load_weights(
+    engine: PlainEngine, state: dict[str, Any], spread: shards.OptimizerShards | None, *, strict: bool
+) -> None:
+    """The module's own tensors; ZeRO's fp32 weights, where they are kept, are the better ones."""
+    weights = dict(state["module"] or {})
+    if spread is not None:
+        weights |= {**spread.masters, **_aliases(state, spread.masters)}
     engine.module.load_state_dict(weights, strict=strict)
     if engine.optimizer is not None:
         engine.optimizer.refresh_fp32_params()
+    for parameter, master in _masters(engine, spread):
+        parameter.copy_(master)
 
 
-def _load_optimizer(engine: PlainEngine, state: dict[str, Any]) -> None:
-    if not state.get("plain"):
-        engine.notes.append("the checkpoint is DeepSpeed's: its optimizer state was not taken over")
-    elif state["optimizer"] is not None and engine.optimizer is not None:
-        engine.optimizer.load_state_dict(state["optimizer"])
+def _aliases(state: dict[str, Any], masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Other names of shared parameters."""
+    shared = state.get("shared_params") or {}
+    return {alias: masters[name] for alias, name in shared.items() if name in masters}
+
+
+def _masters(engine: PlainEngine, spread: shards.OptimizerShards | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The engine's fp32 masters with what the checkpoint holds for them."""
+    if spread is None or engine.optimizer is None:
+        return
+    for name, pair in _pairs(engine, engine.optimizer):
+        if name in spread.masters:
+            yield pair.master.data, spread.masters[name]
+
+
+def _pairs(engine: PlainEngine, optimizer: PlainOptimizer) -> list[tuple[str, Pair]]:
+    names: dict[Tensor, str] = {parameter: name for name, parameter in engine.module.named_parameters()}
+    return [(names[pair.parameter], pair) for pair in optimizer.pairs if pair.parameter in names]
+
+
+def _load_optimizer(
+    engine: PlainEngine, optimizer: PlainOptimizer, state: dict[str, Any], spread: shards.OptimizerShards | None
+) -> None:
+    if state.get("plain"):
+        if state["optimizer"] is not None:
+            optimizer.load_state_dict(state["optimizer"])
+        return
+    if spread is None:
+        engine.notes.append("the checkpoint is of a run without ZeRO: its optimizer state was not taken over")
+        return
+    for name, pair in _pairs(engine, optimizer):
+        held = spread.state.get(name)
+        if held:
+            optimizer.state[pair.master] = {
+                key: value.to(pair.master.device) if isinstance(value, Tensor) and value.dim() else value
+                for key, value in held.items()
+            }
+    for group, saved in zip(optimizer.param_groups, spread.groups, strict=False):
+        group.update({key: value for key, value in saved.items() if key in group and key != "params"})
+    optimizer.loss_scaler.take_over(spread.scaler)
 
 
 def save_weights(engine: PlainEngine, folder: str, name: str) -> bool:

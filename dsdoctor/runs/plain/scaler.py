@@ -34,6 +34,9 @@ class LossScale:
         """Take up what `state` returned."""
         vars(self).update(state)
 
+    def take_over(self, scaler: Any) -> None:
+        """Go on where DeepSpeed's own scaler of a checkpoint stood; nothing to do for a scale that never moves."""
+
 
 class DynamicScale(LossScale):
     """DeepSpeed's dynamic loss scale for fp16, step for step.
@@ -62,6 +65,13 @@ class DynamicScale(LossScale):
         else:
             self._grow()
         self._step += 1
+
+    def take_over(self, scaler: Any) -> None:
+        """Go on where DeepSpeed's own scaler of a checkpoint stood, which overrules the config there too."""
+        names = {"scale": "cur_scale", "_step": "cur_iter", "_last_overflow": "last_overflow_iter"}
+        for mine, theirs in (names | {"_hysteresis": "cur_hysteresis"}).items():
+            if hasattr(scaler, theirs):
+                setattr(self, mine, getattr(scaler, theirs))
 
     def _shrink(self) -> None:
         settings = self.settings

@@ -168,6 +168,52 @@ def spectral() -> dict[str, Any]:
     return seen
 
 
+RESUMED = {
+    "zero1-fp16": Case(zero=1, more={**fp16(initial_scale_power=14, hysteresis=1), "scheduler": WARMUP}),
+    "zero2-bf16": Case(zero=2, more=BF16),
+    "zero3-bf16": Case(zero=3, more=BF16),
+    "zero3-fp32": Case(zero=3, more={"gradient_clipping": 0.5}),
+}
+
+
+def resumed(case: Case, folder: str) -> dict[str, Any]:
+    """A checkpoint that DeepSpeed writes after some steps, and how DeepSpeed and the plain engine go on from it."""
+    seen: dict[str, Any] = {}
+    whole = saved(deepspeed.initialize, case, folder)
+    for name, initialize in (("deepspeed", deepspeed.initialize), ("plain", plain.initialize)):
+        torch.manual_seed(99)
+        model = Net().eval()
+        engine, *_ = initialize(model=model, model_parameters=list(model.parameters()), config=case.config())
+        engine.load_checkpoint(folder, tag="here")
+        seen[name] = [*steps_of(engine, 6, 12), float(engine.global_steps)]
+        engine.destroy()
+    seen["without a break"] = whole
+    return seen
+
+
+def saved(initialize: Any, case: Case, folder: str) -> list[float]:
+    torch.manual_seed(5)
+    model = Net().eval()
+    engine, *_ = initialize(model=model, model_parameters=list(model.parameters()), config=case.config())
+    steps_of(engine, 0, 6)
+    engine.save_checkpoint(folder, tag="here")
+    whole = [*steps_of(engine, 6, 12), float(engine.global_steps)]
+    engine.destroy()
+    return whole
+
+
+def steps_of(engine: Any, first: int, last: int) -> list[float]:
+    losses = []
+    for step in range(first, last):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+        output = engine(x.to(next(engine.parameters()).dtype)).float()
+        loss = nn.functional.mse_loss(output, x.sum(1, keepdim=True))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 def batches(initialize: Any) -> list[list[int]]:
     """Two passes over the engine's own data loader, without worker processes."""
     model = nn.Linear(1, 1)
@@ -187,6 +233,7 @@ def main() -> None:
         results[name] = {engine: train(initialize, case, 12) for engine, initialize in engines.items()}
     results["batches"] = {engine: batches(initialize) for engine, initialize in engines.items()}
     results["spectral"] = spectral()
+    results["resumed"] = {name: resumed(case, f"{out}-{name}") for name, case in RESUMED.items()}
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)
     if dist.get_rank() == 0:

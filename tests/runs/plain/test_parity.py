@@ -106,6 +106,16 @@ def test_the_data_loader_gives_deepspeed_s_batches(seen: list[dict[str, Any]]) -
     assert ours[0] != ours[1]
 
 
+@pytest.mark.parametrize("case", ["zero1-fp16", "zero2-bf16", "zero3-bf16", "zero3-fp32"])
+def test_goes_on_from_deepspeed_s_checkpoint_as_deepspeed_does(seen: list[dict[str, Any]], case: str) -> None:
+    for rank in seen:
+        went_on = rank["resumed"][case]
+        relative = TOLERANCE[case.split("-")[1]]
+        assert_close(went_on["plain"], went_on["deepspeed"], relative)
+        # The moments count: from fresh ones the losses would be others.
+        assert_close(went_on["deepspeed"], went_on["without a break"], relative)
+
+
 def test_complex_weights_train_as_by_hand(seen: list[dict[str, Any]]) -> None:
     for rank in seen:
         assert rank["spectral"]["plain"] == pytest.approx(rank["spectral"]["by hand"], rel=1e-5)
