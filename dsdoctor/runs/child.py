@@ -23,6 +23,7 @@ from dsdoctor.runs import rank_process, script, tracebacks
 from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.imports import ImportHooks
 from dsdoctor.runs.intercepts import accelerate, deepspeed, fp32, hub, process_group, saves, transformers
+from dsdoctor.runs.intercepts.shrink import install as install_shrink
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.spec import RunSpec, trace_path
 from dsdoctor.runs.trace import TraceWriter
@@ -60,6 +61,7 @@ def _install(session: RankSession, hooks: ImportHooks) -> None:
     deepspeed.install(session, hooks, contained)
     accelerate.install(session, hooks)
     transformers.install(session, hooks, contained)
+    install_shrink(session, hooks)
     fp32.install(session, hooks)
     saves.install(hooks, contained)
     hub.install(session, hooks)

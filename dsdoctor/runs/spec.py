@@ -26,7 +26,8 @@ class RunSpec:
 
     `config` is the ds_config put in place of whatever the script passes. `steps` are optimizer steps attempted.
     `probe` ends the run as soon as the model is handed to DeepSpeed. `detector` attaches the numerics detector to the
-    engine. `patient_steps` is how far the run may go on past `steps` while a loss scale still falls.
+    engine. `patient_steps` is how far the run may go on past `steps` while a loss scale still falls. `shrink` builds
+    Hugging Face models with fewer layers; `checkpoint` is a folder of DeepSpeed's that the engine goes on from.
     """
 
     script: str
@@ -41,6 +42,8 @@ class RunSpec:
     detector: bool = False
     steps: int = 20
     patient_steps: int = 40
+    shrink: bool = False
+    checkpoint: str | None = None
     seed: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     extra: dict[str, Any] = field(default_factory=dict)

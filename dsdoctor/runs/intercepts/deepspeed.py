@@ -19,7 +19,7 @@ from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.engine_facts import Framework
 from dsdoctor.runs.facts import EngineFacts
 from dsdoctor.runs.imports import ImportHooks
-from dsdoctor.runs.intercepts import detector, fp16_on_cpu, fp32, without_deepspeed
+from dsdoctor.runs.intercepts import detector, fp16_on_cpu, fp32, resume, without_deepspeed
 from dsdoctor.runs.observe import Observer
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.stopping import StopRule
@@ -72,6 +72,7 @@ class Intercept:
         # a config in `args` beside one in the call is the script's mistake, and DeepSpeed's to refuse
         with contextlib.nullcontext() if in_call else _without_config_arguments(call.get("args")):
             result = start(call, config)
+        resume.load(session, result[0])
         self._watch(result[0], facts)
         return result
 
