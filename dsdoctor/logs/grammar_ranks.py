@@ -95,7 +95,8 @@ RANKS = (
     _row(
         "sighup",
         ("death signal", "SIGHUP", "got signal: 1", "Hangup"),
-        r"Received (?:1|Signals\.SIGHUP) death signal|closing signal SIGHUP|got signal: 1\b|line \d+: +\d+ Hangup\b",
+        r"Received (?:1|Signals\.SIGHUP) death signal|closing signal SIGHUP|got signal: 1\b"
+        r"|line \d+: +\d+ Hangup\b",
     ),
     _row(
         "cancelled",
@@ -108,7 +109,8 @@ RANKS = (
             "job killed",
             "Terminated",
         ),
-        r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|Received (?:2|15|Signals\.SIG(?:INT|TERM)) death signal"
+        r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
+        r"|Received (?:2|15|Signals\.SIG(?:INT|TERM)) death signal"
         r"|Main process received SIG(?:INT|TERM)|PBS: job killed: walltime|TERM_RUNLIMIT: job killed"
         r"|line \d+: +\d+ Terminated\b",
     ),

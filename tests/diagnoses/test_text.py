@@ -110,7 +110,10 @@ POSITIVE = {
         failed("RuntimeError", "CUDA error: device-side assert triggered", USER),
         log(event("device-assert")),
     ],
-    "cuda/illegal-access": [failed("RuntimeError", "CUDA error: an illegal memory access was encountered", USER)],
+    "cuda/illegal-access": [
+        failed("RuntimeError", "CUDA error: an illegal memory access was encountered", USER),
+        log(event("native-error", error="CUDA error: unspecified launch failure")),
+    ],
 }  # fmt: skip
 NEGATIVE = {
     "build/cuda-mismatch": [failed("RuntimeError", BUILD, USER), healthy()],
@@ -156,7 +159,10 @@ NEGATIVE = {
     "nvme/swap": [failed("TypeError", "expected str, bytes or os.PathLike object, not NoneType", USER)],
     "hardware/gpu-fault": [failed("RuntimeError", "CUDA error: device-side assert triggered", USER), log()],
     "cuda/device-assert": [failed("RuntimeError", "CUDA error: an illegal memory access was encountered", USER), log()],
-    "cuda/illegal-access": [failed("RuntimeError", "CUDA error: device-side assert triggered", USER, TORCH)],
+    "cuda/illegal-access": [
+        failed("RuntimeError", "CUDA error: device-side assert triggered", USER, TORCH),
+        log(event("gpu-fault"), event("native-error", error="CUDA error: unspecified launch failure")),
+    ],
 }
 
 

@@ -23,6 +23,11 @@ LOADING = (
     "from checkpoint, the shape in current model is torch.Size([{}])."
 )
 WEIGHT = "'weight' must be 2-D"
+SET = (
+    'Trying to set a tensor of shape torch.Size([{}]) in "weight" (which has shape torch.Size([{}])), this looks wrong.'
+)
+FETCH = Frame(file="/env/lib/python3.11/site-packages/deepspeed/runtime/zero/partitioned_param_coordinator.py", line=3,
+              function="fetch_sub_module")  # fmt: skip
 BACK = Frame(file="/env/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line=9, function="backward",
              text="assert maybe_loss_for_backward(")  # fmt: skip
 SCALAR = "loss must be a scalar tensor. If you need to pass output gradients, backward() of output tensors"
@@ -40,8 +45,14 @@ POSITIVE = {
         failed("RuntimeError", WEIGHT, USER, ENGINE, USER, TORCH, stage=3),
         failed("RuntimeError", LOADING.format("512, 256", "0"), USER, stage=3),
         log_failure("RuntimeError", WEIGHT, USER, TORCH),
+        log_failure("RuntimeError", LOADING.format("512, 256", "0"), USER),  # the stage is not known
+        log_failure("ValueError", SET.format("512, 256", "0"), USER),
+        log(event("empty-in-model")),
     ],
     "zero3/empty-weights-in-checkpoint": [
+        log_failure("ValueError", SET.format("0", "512, 256"), USER),
+        log_failure("RuntimeError", LOADING.format("1", "512, 256") * 2, USER),  # releases before 0.5
+        log(event("empty-in-file")),
         failed("RuntimeError", LOADING.format("0", "512, 256"), USER, MODULE, stage=3),
         log_failure("RuntimeError", LOADING.format("0", "512, 256"), USER),
     ],
@@ -52,9 +63,11 @@ POSITIVE = {
     "zero3/inflight-params": [
         failed("RuntimeError", "still have inflight params [{'id': 3}]", USER, ENGINE, stage=3),
         failed("AssertionError", "{'id': 1, 'status': 'NOT_AVAILABLE', 'numel': 0}", USER, ENGINE, stage=3),
+        failed("IndexError", "pop from an empty deque", USER, ENGINE, FETCH, stage=3),
     ],
     "zero3/branch-hang": [
-        failed("RuntimeError", "Detected a disagreement on list contents between rank0 and rank1", USER, stage=3)
+        failed("RuntimeError", "Detected a disagreement on list contents between rank0 and rank1", USER, stage=3),
+        failed("RuntimeError", "disagreement between rank0 and rank1: rank0: [0, 1], rank1: [0, 2]", USER, stage=3),
     ],
     "zero3/tied-or-resized": [failed("AttributeError", "'Parameter' object has no attribute 'ds_id'", USER, stage=3)],
     "config/zero3-load-conflict": [

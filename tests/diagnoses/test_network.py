@@ -1,0 +1,82 @@
+"""What logs say of networks, rendezvous and barriers, told apart."""
+
+import pytest
+
+from dsdoctor.runs.facts import Frame
+from tests.diagnoses.examples import found
+from tests.diagnoses.making import TORCH, USER, event, failure, healthy, log, process_exit
+
+BARRIER = "[/pytorch/ProcessGroupGloo.cpp:2841] Rank 3 failed to pass monitoredBarrier in 300000 ms"
+NCCL = "NCCL error in: NCCLUtils.hpp:268, unhandled system error, NCCL version 2.21.5\nLast error:\n{}"
+RENDEZVOUS = "The connection to the C10d store has failed. See inner exception for details."
+OF_TORCHRUN = "/env/lib/python3.11/site-packages/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py"
+CREATES = Frame(file=OF_TORCHRUN, line=163, function="_create_tcp_store", text="raise RendezvousConnectionError(")
+CALLS = Frame(file=OF_TORCHRUN, line=119, function="_call_store", text="raise RendezvousConnectionError(")
+
+
+def raised(message, *frames, kind="RuntimeError", rank=0):
+    return failure(kind, message, *(frames or (USER, TORCH)), rank=rank)
+
+
+def said(message, *events, kind="RuntimeError", frames=(), **facts):
+    return log(*events, failures=(raised(message, *frames, kind=kind),), **facts)
+
+
+OWN = raised("'x'", USER, kind="KeyError", rank=1)
+REFUSED = said(NCCL.format("socketStartConnect: Connect to 10.0.0.12<43217> failed : No route to host"))
+LOOPBACK = said("[pair.cc:799] connect [127.0.1.1]:37105: Connection refused")
+NO_INTERFACE = said("[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: eth0")
+MEMLOCK = said(NCCL.format("Call to ibv_create_qp failed with error Cannot allocate memory"))
+COMPLETION = said(NCCL.format("NET/IB : Got completion from peer 10.0.3.7<58414> with error 12, opcode 1, len 0"))
+PEER_ACCESS = said(NCCL.format("Cuda failure 217 'peer access is not supported between these two devices'"))
+SAME_GPU = said(NCCL.format("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"))
+AGENT = said(RENDEZVOUS, kind="torch.distributed.elastic.rendezvous.api.RendezvousConnectionError", frames=(CREATES,))
+AGENT_LOST = log(
+    failures=(raised(RENDEZVOUS, CALLS, kind="RendezvousConnectionError"), OWN), exits=(process_exit(1),), steps_seen=9
+)
+
+MEANT = {
+    "unreachable": (REFUSED, "comm/unreachable"),
+    "client": (
+        log(event("client-timeout", name="10.0.0.4", port="29500"), exits=(process_exit(1),)),
+        "comm/unreachable",
+    ),
+    "agent": (AGENT, "comm/unreachable"),
+    "loopback": (LOOPBACK, "comm/name-resolution"),
+    "interface": (NO_INTERFACE, "comm/wrong-interface"),
+    "memlock": (MEMLOCK, "comm/ib-error"),
+    "completion": (COMPLETION, "comm/ib-error"),
+    "peer-access": (PEER_ACCESS, "comm/p2p-hang"),
+    "same-gpu": (SAME_GPU, "launch/local-rank-mismatch"),
+    "monitored-before": (said(BARRIER), "comm/missing-rank"),
+    "monitored-later": (said(BARRIER, steps_seen=30), "comm/stalled-rank"),
+    "port": (log(event("port-taken"), exits=(process_exit(1),)), "launch/port-in-use"),
+    "own-exception": (AGENT_LOST, "launch/user-exception"),
+    "own-before-the-barrier": (log(failures=(OWN, raised(BARRIER)), steps_seen=30), "launch/user-exception"),
+}
+ALL = {identifier for _, identifier in MEANT.values()} | {"comm/timeout", "comm/failed-step"}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_one_of_them_and_no_other(name):
+    case, identifier = MEANT[name]
+    assert len(found(case, identifier)) == 1
+    assert [other for other in ALL - {identifier} if found(case, other)] == []
+
+
+@pytest.mark.parametrize("identifier", sorted(ALL - {"comm/failed-step"}))
+def test_none_of_them_in_a_run_that_is_well(identifier):
+    assert not found(healthy(), identifier)
+    assert not found(log(steps_seen=50), identifier)
+
+
+def test_a_call_of_the_verbs_library_that_failed_and_did_no_harm():
+    assert not found(log(event("ib-verbs", call="ibv_open_device"), steps_seen=50), "comm/ib-error")
+    assert not found(log(event("no-peer-access"), steps_seen=50), "comm/p2p-hang")
+
+
+def test_the_moment_is_that_of_the_message_less_the_time_limit():
+    text = "[E511 10:40:00.408271257 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout"
+    late = event("watchdog", text, rank=0, seq="1580", op="ALLREDUCE", numel="466119168", timeout="600000")
+    (finding,) = found(log(late, steps_seen=50), "comm/timeout")
+    assert "began to wait at 10:30:00" in finding.cause
