@@ -31,6 +31,9 @@ class Job:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     stages: tuple[str, ...] = ()
     resume: bool = False
+    shrink: bool = False
+    checkpoint: str | None = None
+    """`shrink`: Hugging Face models with fewer layers. `checkpoint`: DeepSpeed's folder that every leg goes on from."""
     bisect: Literal["suspects", "automatic", "asked"] = "automatic"
     """How far the search for guilty keys goes, see `blame.plan.Depth`."""
     folder: Path

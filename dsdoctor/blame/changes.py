@@ -28,6 +28,8 @@ KEPT = (
     *("torch_autocast.enabled", "torch_autocast.dtype", "fp16.auto_cast", "managed_gradient_accumulation"),
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "sequence_parallel_size", "data_parallel_size"),
     *("tensor_parallel.autotp_size", "pipeline", "steps_per_print", "log_level"),
+    *(f"{ZERO}.stage3_param_persistence_threshold", f"{ZERO}.stage3_model_persistence_threshold"),
+    *(f"{ZERO}.param_persistence_threshold", f"{ZERO}.model_persistence_threshold"),
 )
 """Keys that are never changed: what the script counts on, the precision (its control is a leg of its own), and what
 only prints."""

@@ -39,6 +39,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     group.add_argument("--module", action="store_true", help="TRAIN.py is the name of a module (python -m)")
     group.add_argument("--resume", action="store_true", help="reuse runs of an earlier call with the same inputs")
+    group.add_argument("--shrink", action="store_true", help="build Hugging Face models with 2 layers")
+    group.add_argument("--from", dest="checkpoint", metavar="DIR", help="DeepSpeed checkpoint that each run starts at")
 
 
 def positive(text: str) -> int:
@@ -100,8 +102,23 @@ def job(arguments: argparse.Namespace, *, stages: tuple[str, ...] = ()) -> Job:
         device=arguments.device,
         stages=stages,
         resume=arguments.resume,
+        shrink=arguments.shrink,
+        checkpoint=_checkpoint(arguments.checkpoint),
         folder=numbered_folder(Path(arguments.out)),
     )
+
+
+def _checkpoint(path: str | None) -> str | None:
+    """An existing checkpoint of DeepSpeed, as an absolute path. It is not read here: it is a pickle."""
+    from dsdoctor.runs.intercepts.resume import place_of
+
+    if path is None:
+        return None
+    if not Path(path).is_dir():
+        raise CannotWork(f"not a folder: {path}")
+    if place_of(Path(path)) is None:
+        raise CannotWork(f"no checkpoint of DeepSpeed in {path}: neither a file `latest` nor model states")
+    return str(Path(path).resolve())
 
 
 def _check_launcher(launcher: str, hostfile: str | None) -> None:

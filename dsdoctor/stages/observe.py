@@ -75,6 +75,8 @@ def observe(
         probe=probe,
         detector=detector,
         steps=job.steps if steps is None else steps,
+        shrink=job.shrink,
+        checkpoint=job.checkpoint,
         seed=job.seed,
         device=job.device,
     )
