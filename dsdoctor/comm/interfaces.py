@@ -11,7 +11,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["loopback", "virtual", "usual"]
@@ -21,8 +21,9 @@ _VIRTUAL = re.compile(r"docker|br-|virbr|vmnet|vboxnet|cni|flannel|cali|lxc|podm
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """`name` is empty where no interface of this machine has the address; `addresses` are numeric, IPv4 first.
+    """`name` is empty where no interface of this machine has the address; `addresses` are numeric.
 
+    The first address is the one that is used: of a chosen interface the one that was asked for, else IPv4 first.
     `forced_by` is the variable that chose it, empty where it was the default.
     """
 
@@ -69,7 +70,7 @@ def chosen(backend: str, environment: Mapping[str, str], among: tuple[Interface,
     found = pick(asked, among, own)
     if not asked:
         return found
-    return Interface(name=found.name, addresses=found.addresses, kind=found.kind, forced_by=f"{variable}={asked}")
+    return replace(found, forced_by=f"{variable}={asked}")
 
 
 def own_address() -> str:
@@ -84,7 +85,9 @@ def _gloo(asked: str, among: tuple[Interface, ...], own: str) -> Interface:
         first = asked.split(",")[0]
         return next((one for one in among if one.name == first), Interface(name=first))
     found = with_address(own, among)
-    return found if found.name else next((one for one in among if one.kind == "loopback"), found)
+    if not found.name:
+        return next((one for one in among if one.kind == "loopback"), found)
+    return replace(found, addresses=(own, *(address for address in found.addresses if address != own)))
 
 
 def _nccl(asked: str, among: tuple[Interface, ...], own: str) -> Interface:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from dsdoctor.comm.started import Started
 
 _POLL = 0.05
+_SPARE = 2.0
 
 
 class Store(Protocol):
@@ -37,22 +39,40 @@ class CannotMeet(Exception):
 
 
 def store(place: Started, seconds: float) -> Store:
-    """Join the store, or open it where this is rank 0 and no agent did. Raises CannotMeet."""
-    from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported by *
+    """Join the store, or open it where this is rank 0 and no agent did. Raises CannotMeet.
 
-    opens = place.rank == 0 and not place.agent_store
+    A thread of its own, since a client of torch's store waits for ever on a server that takes the connection and does
+    not speak its language. Such a thread ends with the process.
+    """
+    joined: list[Store | CannotMeet] = []
+    thread = threading.Thread(target=lambda: joined.append(_join(place, seconds)), name="store", daemon=True)
+    thread.start()
+    thread.join(seconds + _SPARE)
+    if not joined:
+        raise CannotMeet(f"{place.master_addr}:{place.master_port} {NO_STORE} within {seconds:.0f} s")
+    if isinstance(joined[0], CannotMeet):
+        raise joined[0]
+    return joined[0]
+
+
+NO_STORE = "takes the connection and does not answer as torch's store"
+
+
+def _join(place: Started, seconds: float) -> Store | CannotMeet:
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported by *
+
     try:
-        joined = TCPStore(
+        opened = TCPStore(
             place.master_addr,
             place.master_port,
-            is_master=opens,
+            is_master=place.rank == 0 and not place.agent_store,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,
         )
-    except (DistError, RuntimeError, OSError) as error:
-        raise CannotMeet(str(error).partition("\n")[0]) from error
-    return PrefixStore("dsdoctor/members", joined)
+    except Exception as error:
+        return CannotMeet(str(error).partition("\n")[0])
+    return PrefixStore("dsdoctor/members", opened)
 
 
 class Meeting:

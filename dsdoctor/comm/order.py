@@ -2,7 +2,7 @@
 
 A record file holds JSON lines, each with `event` and `time` (seconds since the epoch):
 `hello` (rank, pid, host), `chosen` (device, backend), `begin` (step, dtype, elements), `end` (step, dtype, status,
-seconds, text, peers), `measured` (what, bytes, seconds a round), `timeout` (step, dtype, seconds, stack, peers),
+seconds, text, stack, peers), `measured` (what, bytes, seconds a round), `timeout` (step, dtype, seconds, stack, peers),
 `terminated` (the same, when SIGTERM came). `peers` maps ranks of the same host to the state of their process: a letter
 of `/proc/PID/stat`, or `gone`.
 """

@@ -80,25 +80,24 @@ class Check:
         """Run one step. A wrong value is written down and the check goes on; anything else ends it."""
         self._recorder.write("begin", step=name, dtype=dtype, elements=elements)
         start = time.monotonic()
-        status, text = "passed", ""
+        status, text, stack = "passed", "", ""
         try:
             # reading torch from a cold or remote disk takes its time and says nothing of the ranks
             with contextlib.nullcontext() if name == "import" else self._watchdog.timed(name, dtype):
                 action()
         except Exception as error:
             status, text = _status(error), f"{type(error).__name__}: {error}"
-        self._write_end(name, dtype, status, text, time.monotonic() - start)
+            stack = "".join(traceback.format_tb(error.__traceback__)) if status == "failed" else ""
+        self._write_end(name, dtype, status, time.monotonic() - start, text=text[:2000], stack=stack)
         if status == "failed":
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
         return status in ("passed", "not-offered")
 
-    def _write_end(self, name: str, dtype: str, status: str, text: str, seconds: float) -> None:
+    def _write_end(self, name: str, dtype: str, status: str, seconds: float, **told: str) -> None:
         peers = peer_states(self._order.folder, self._others) if status == "failed" else {}
-        self._recorder.write(
-            "end", step=name, dtype=dtype, status=status, text=text[:2000], seconds=seconds, peers=peers
-        )
+        self._recorder.write("end", step=name, dtype=dtype, status=status, seconds=seconds, peers=peers, **told)
 
     @property
     def _others(self) -> list[int]:

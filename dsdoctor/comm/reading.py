@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
@@ -127,16 +128,14 @@ def _stopped(ranks: tuple[CommRank, ...]) -> CommReading | None:
 
 
 def _mismatch(ranks: tuple[CommRank, ...]) -> CommReading | None:
-    """Two ranks that wait in the same step, in different collectives.
+    """Two ranks that waited in the same step, in different collectives, until a deadline or the other's end.
 
     Different steps prove nothing: a rank may leave a collective while another one is still inside it.
     """
-    waiting = [rank for rank in ranks if _waits(rank)]
-    for one in waiting[:1]:
-        for other in waiting[1:]:
-            same_place = len(one.steps) == len(other.steps)
-            if same_place and called(one) and called(other) and called(one) != called(other):
-                return CommReading(kind="mismatch", ranks=(one, other))
+    inside = [rank for rank in ranks if rank.trouble is not None and called(rank)]
+    for one, other in combinations(inside, 2):
+        if len(one.steps) == len(other.steps) and called(one) != called(other):
+            return CommReading(kind="mismatch", ranks=(one, other))
     return None
 
 

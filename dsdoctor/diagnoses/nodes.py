@@ -11,6 +11,7 @@ from dsdoctor.case import Case
 from dsdoctor.comm import members
 from dsdoctor.comm.facts import CommFacts
 from dsdoctor.comm.links import Link
+from dsdoctor.comm.meeting import NO_STORE
 from dsdoctor.comm.members import Member
 from dsdoctor.comm.reading import called, read
 from dsdoctor.diagnoses.base import Diagnosis
@@ -97,7 +98,7 @@ def no_connection(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
 def silent_master(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
     """The master's port cannot be reached from here: no answer, or no way."""
     facts = case.comm
-    if facts is None or not _cut_off(facts) or _refused(facts):
+    if facts is None or not _cut_off(facts) or _refused(facts) or NO_STORE in facts.cannot_meet:
         return
     yield diagnosis.finding(
         cause=f"{_here(facts)} cannot reach rank 0: {facts.cannot_meet}",
@@ -121,6 +122,20 @@ def absent_master(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
         confidence=0.85,
         caveat="This node knows only its own side.",
         fixes=(Fix(text="see that the node of rank 0 was started, with this MASTER_ADDR and MASTER_PORT"),),
+    )
+
+
+def stranger_at_port(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """Someone listens on the master's port and is not the store of this job."""
+    facts = case.comm
+    if facts is None or not _cut_off(facts) or NO_STORE not in facts.cannot_meet:
+        return
+    yield diagnosis.finding(
+        cause=f"another program seems to listen at {facts.master_addr}:{facts.master_port}, where rank 0 should",
+        evidence=(Evidence(source=SOURCE, rank=facts.seen_by, text=facts.cannot_meet),),
+        confidence=0.6,
+        caveat="A rank 0 that was stopped by a signal takes connections and does not answer, too.",
+        fixes=(Fix(text="see on the node of rank 0 who listens there (`ss -ltnp`), or choose another MASTER_PORT"),),
     )
 
 

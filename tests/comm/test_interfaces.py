@@ -30,6 +30,10 @@ def test_chosen(backend, environment, own, expected):
     assert bool(found.forced_by) == any(name.startswith(backend.upper()) for name in environment)
 
 
+def test_gloo_listens_on_the_address_of_the_hosts_own_name():
+    assert chosen("gloo", {}, (LO, ETH), "127.0.1.1").addresses[0] == "127.0.1.1"
+
+
 def test_without_infiniband_nccl_leaves_docker_and_the_loopback_for_last():
     assert chosen("nccl", {}, (LO, DOCKER, ETH), "").name == "eth0"
     assert chosen("nccl", {}, (LO, DOCKER), "").name == "docker0"

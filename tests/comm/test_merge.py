@@ -154,3 +154,41 @@ def test_a_record_cut_off_by_a_kill_is_left_out(tmp_path):
 def test_the_order_comes_back_as_it_was(tmp_path):
     order = CommOrder(folder=str(tmp_path), device="cpu", dtypes=("bf16", "fp32"), deadline=3.5)
     assert CommOrder.read(order.write()) == order
+
+
+def in_call(name: str) -> str:
+    return IN_COLLECTIVE.replace("in all_reduce", f"in {name}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        (gave_up("all_reduce", 9), gave_up("all_reduce", 9, stack=in_call("broadcast")), "mismatch"),
+        (gave_up("all_reduce", 9), gave_up("all_reduce", 9), "unreachable"),
+        # one left the reduction that the other one is still in, and waits for it at the next step
+        (
+            [*passed("all_reduce", 4), *gave_up("barrier", 9, stack=in_call("barrier"))],
+            gave_up("all_reduce", 9),
+            "unreachable",
+        ),
+        # the first to give up takes the connection with it
+        (
+            gave_up("all_reduce", 9, stack=in_call("broadcast")),
+            [
+                record("begin", 3, step="all_reduce"),
+                record(
+                    "end",
+                    9,
+                    step="all_reduce",
+                    status="failed",
+                    text="RuntimeError: Connection closed by peer",
+                    stack=IN_COLLECTIVE,
+                ),
+            ],
+            "mismatch",
+        ),
+    ],
+)
+def test_ranks_that_call_different_collectives(one, other, kind):
+    found = reading([[*ARRIVED, *one], [*ARRIVED, *other]], [process(0, 75), process(1, 75)])
+    assert found.kind == kind

@@ -215,10 +215,17 @@ def test_a_rank_that_is_never_started(pair):
 
 
 @full
+def test_a_process_that_ends_before_the_meeting(pair):
+    codes, ranks = check(pair, **fault("leaves_at_once", 3))
+    assert codes == {0: 1, 1: 1, 2: 1, 3: 3}
+    assert errors(ranks[0])[0]["id"] == "comm/missing-rank"
+    assert "rank 3 never came" in errors(ranks[0])[0]["cause"]
+
+
+@full
 @pytest.mark.parametrize(
     ("kind", "rank", "identity", "says"),
     [
-        ("leaves_at_once", 3, "comm/missing-rank", "rank 3"),
         ("dies_in_a_collective", 3, "comm/stalled-rank", "rank 3 died in all_reduce"),
         ("is_stopped_in_a_collective", 2, "comm/stalled-rank", "rank 2 was stopped by a signal"),
         ("stands_still_before_a_collective", 2, "comm/stalled-rank", "rank 2 stands still"),
@@ -251,8 +258,11 @@ def test_a_port_that_is_taken(pair, tmp_path):
         holder.kill()
         holder.wait()
     assert set(codes.values()) == {1}
-    assert errors(ranks[0])[0]["id"] == "launch/port-in-use"
-    assert str(nodes.PORT) in told(errors(ranks[0])[0])
+    for speaker, sure in ((0, True), (2, False)):  # the other node knows that nobody answers there, and says so
+        found = errors(ranks[speaker])[0]
+        assert found["id"] == "launch/port-in-use"
+        assert (found["caveat"] is None) == sure
+        assert str(nodes.PORT) in found["cause"]
 
 
 def check_only_codes(both):
