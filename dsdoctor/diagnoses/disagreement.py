@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.comm import WAITED_IN_VAIN
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import is_peer_failure
+from dsdoctor.diagnoses.rendezvous import WAITED_IN_VAIN
 from dsdoctor.diagnoses.timeouts import timed_out
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.logs.facts import LogEvent
