@@ -25,7 +25,9 @@ class ReducedTwice(TextDiagnosis):
 
     When it could be wrong: it is not; only which of the two reasons it is has to be seen in the script.
 
-    What to do: non-re-entrant checkpointing (`use_reentrant=False`), or one forward and one backward a micro-batch.
+    What to do: non-re-entrant checkpointing at stages 1 and 2 (`gradient_checkpointing_kwargs={"use_reentrant": False}`
+    with the Trainer), or one forward and one backward a micro-batch. Under ZeRO-3 with frozen weights the advice is the
+    opposite: see `autograd/recompute-mismatch`.
     """
 
     id = "autograd/reduced-twice"
@@ -64,7 +66,9 @@ class RecomputeMismatch(TextDiagnosis):
     When it could be wrong: real non-determinism in forward (dropout without a preserved state, data-dependent branches)
     gives the same error, with other shapes.
 
-    What to do: re-entrant checkpointing under ZeRO-3 (the opposite of the advice for ZeRO-1/2).
+    What to do: re-entrant checkpointing under ZeRO-3 (the opposite of the advice for ZeRO-1/2):
+    `gradient_checkpointing_kwargs={"use_reentrant": True}` with the Trainer. Where no shape is `[0]`, make the forward
+    pass the same twice.
     """
 
     id = "autograd/recompute-mismatch"
@@ -145,7 +149,8 @@ class AttentionDtype(TextDiagnosis):
 
     When it could be wrong: it is not.
 
-    What to do: run forward under autocast, or cast the inputs of the attention.
+    What to do: run forward under `torch.autocast("cuda", dtype=torch.bfloat16)`, cast the inputs of the attention, or
+    load the model in the precision of the engine (`dtype=torch.bfloat16`); `attn_implementation="sdpa"` takes fp32.
     """
 
     id = "autograd/attention-dtype"
@@ -162,7 +167,7 @@ class DirectBackward(TextDiagnosis):
     What it is: without ZeRO (stage 0) DeepSpeed reduces the gradients in `engine.backward` alone. `loss.backward()`, or
     the backward pass of another engine whose loss was computed with this one (GAN, distillation), would skip that.
 
-    What proves it: DeepSpeed's message.
+    What proves it: DeepSpeed's message; before a run the calls in the script's text.
 
     When it could be wrong: with a very old torch the same message comes at every stage.
 
@@ -183,6 +188,10 @@ class DirectBackward(TextDiagnosis):
         Fix(text="if another engine's loss passes through this network, call engine.module instead of the engine"),
     )
     keys = ("zero_optimization.stage",)
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from super().examine(case)
+        yield from before_run.backward_around_engine(self, case)
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (

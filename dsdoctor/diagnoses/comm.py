@@ -132,7 +132,8 @@ class WrongValue(Diagnosis):
     When it could be wrong: it is arithmetic on small integers, so rounding is no explanation. Faulty memory of the
     device looks the same as a faulty link.
 
-    What to do: leave that device (or link) out and repeat the check; then replace it.
+    What to do: leave that device (or link) out (`CUDA_VISIBLE_DEVICES`, `NCCL_P2P_DISABLE=1`, `NCCL_IB_HCA`) and repeat
+    the check; `nvidia-smi -q -d ECC,ROW_REMAPPER` and `dcgmi diag -r 3` for the device; then replace it.
     """
 
     id = "comm/wrong-value"
@@ -167,6 +168,7 @@ class FailedStep(Diagnosis):
     When it could be wrong: the message is all that is known of it.
 
     What to do: read the message; it comes from torch, NCCL or gloo before any of the job's own code matters.
+    `NCCL_DEBUG=INFO` and `TORCH_DISTRIBUTED_DEBUG=DETAIL` add what they tried.
     """
 
     id = "comm/failed-step"

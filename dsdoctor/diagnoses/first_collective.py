@@ -34,7 +34,8 @@ class P2pHang(TextDiagnosis):
     alone before the first collective (that one does not time out itself).
 
     What to do: run once with `NCCL_P2P_DISABLE=1`. If that cures it, leave it on (shared memory is used instead), or
-    switch off ACS/IOMMU in the BIOS and update the driver.
+    switch off ACS/IOMMU in the BIOS (`amd_iommu=off` or `iommu=pt` on the kernel's command line) and update the driver.
+    `nvidia-smi topo -p2p r` shows which pairs claim to have access.
     """
 
     id = "comm/p2p-hang"

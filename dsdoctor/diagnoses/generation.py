@@ -70,7 +70,9 @@ class SlowNotHung(Diagnosis):
     When it could be wrong: a run with a very large batch is as slow as that by design, and may have been stopped for
     another reason.
 
-    What to do: wait; or gather the weights once around the generation, offload less, more threads for the CPU's Adam.
+    What to do: wait; or gather the weights once around the generation (`deepspeed.zero.GatheredParameters`), offload
+    less (`offload_param` first), raise `stage3_prefetch_bucket_size`, and give the CPU's Adam more threads
+    (`OMP_NUM_THREADS`). Two `py-spy dump --pid PID` some minutes apart that differ prove that it moves.
     """
 
     id = "hang/slow-not-hung"

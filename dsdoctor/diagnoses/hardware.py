@@ -24,7 +24,9 @@ class GpuFault(TextDiagnosis):
 
     When it could be wrong: Xid 13, 31 and 43 are mostly errors of the program and are not meant here.
 
-    What to do: take the node out of service, reset or replace the GPU.
+    What to do: take the node out of service (`scontrol update NodeName=... State=DRAIN Reason=xid`); look at
+    `nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER` and `dmesg | grep -i xid`; reset (`nvidia-smi --gpu-reset -i N`)
+    or reboot, and replace the GPU if it comes back.
     """
 
     id = "hardware/gpu-fault"
@@ -57,8 +59,9 @@ class DeviceAssert(TextDiagnosis):
 
     When it could be wrong: it is not; later CUDA and NCCL errors are its consequences.
 
-    What to do: compare the largest token id with the vocabulary, labels with the classes; run with
-    CUDA_LAUNCH_BLOCKING=1 to get the real line.
+    What to do: compare the largest token id with the vocabulary (`input_ids.max() <
+    model.get_input_embeddings().num_embeddings`), labels with the classes, positions with the longest length that the
+    model knows; run with `CUDA_LAUNCH_BLOCKING=1` or on the CPU to get the real line.
     """
 
     id = "cuda/device-assert"
@@ -91,7 +94,9 @@ class IllegalAccess(TextDiagnosis):
     When it could be wrong: the line of the traceback is where it was noticed, not where it happened. A failing GPU can
     look the same: if the same rank fails again with other jobs, see `hardware/gpu-fault`.
 
-    What to do: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer; check versions of custom kernels.
+    What to do: run with `CUDA_LAUNCH_BLOCKING=1`, or under `compute-sanitizer --tool memcheck python ...` with one
+    process; leave custom kernels (flash attention, fused ops, `torch.compile`) out one by one; check that their
+    versions fit torch.
     """
 
     id = "cuda/illegal-access"

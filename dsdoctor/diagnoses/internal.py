@@ -39,8 +39,9 @@ class InternalError(Diagnosis):
 
     When it could be wrong: wrong arguments can fail deep inside, too, without a proper message.
 
-    What to do: read what the line works on; try the newest release, or another ZeRO stage; report it upstream with the
-    traceback.
+    What to do: read what the line works on; try the newest release (`pip install -U deepspeed` in an environment of its
+    own), or another ZeRO stage; `dsdoctor triage` proves it by a run without DeepSpeed. Report it upstream with the
+    traceback and `ds_report`.
     """
 
     id = "deepspeed/internal-error"

@@ -31,7 +31,10 @@ class UserException(Diagnosis):
     first in time. The launcher's "Root Cause" and the `--local_rank=N` in its last line do not settle it: the former
     goes by the order of polling, the latter names the rank that was started last.
 
-    What to do: read that exception, at the line of your code that it came through.
+    What to do: read that exception, at the line of your code that it came through. Where the log holds only the
+    launcher's summary, start again with `torchrun --redirects 3 --tee 3 --log-dir logs ...` (one file a rank) or, with
+    the `deepspeed` command, `--enable_each_rank_log logs`; decorate `main` with
+    `torch.distributed.elastic.multiprocessing.errors.record` to have the traceback in the summary.
     """
 
     id = "launch/user-exception"
@@ -88,7 +91,8 @@ class PeerFailure(Diagnosis):
     When it could be wrong: if every rank only says that it lost a peer, the first failing one is not in sight; its node
     or its log is the missing piece.
 
-    What to do: read the first failing rank instead.
+    What to do: read the first failing rank instead. With several nodes give `dsdoctor log` the folder with the logs of
+    all of them: the rank that says nothing about a lost peer is the one to look at.
     """
 
     id = "launch/peer-failure"

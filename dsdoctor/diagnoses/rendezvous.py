@@ -133,7 +133,8 @@ class MissingRank(TextDiagnosis):
     When it could be wrong: a very slow import of torch (a cold network disk) looks the same until it is over.
 
     What to do: read what that rank printed. A process that ended at once usually lacks a library; one that never began
-    was not started by the launcher.
+    was not started by the launcher. See that each node was given the same `--nnodes`, `--master_addr` and
+    `--master_port`, and a `--node_rank` of its own; `dsdoctor comm` under the same launcher names who is missing.
     """
 
     id = "comm/missing-rank"

@@ -1,9 +1,11 @@
-"""Scripts that give DeepSpeed nothing to do."""
+"""Scripts that give DeepSpeed nothing to do, and scripts that never do the same twice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsdoctor.blame.compare import Comparison, compare, nondeterministic
+from dsdoctor.blame.health import judge
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -48,7 +50,8 @@ class ExitedEarly(Diagnosis):
 
     When it could be wrong: a script that ends so on purpose, after all its work, with a code of its own.
 
-    What to do: read what it printed last; a usage text means that its arguments, which go after `--`, are not right.
+    What to do: read what it printed last. Exit code 2 with a usage text means that its arguments, which go after `--`,
+    are not right; any other code is one that the script chose: look for `sys.exit`, `os._exit` or `exit(` in it.
     """
 
     id = "script/exited"
@@ -60,7 +63,8 @@ class ExitedEarly(Diagnosis):
         if run is None or run.outcome != "exited":
             return
         rank = next((r for r in run.ranks if r.exit_code not in (None, 0) and r.failure is None), run.ranks[0])
-        usage = " (what argparse does when it does not understand the arguments)" if rank.exit_code == 2 else ""
+        refused = rank.exit_code == _USAGE
+        usage = " (what argparse does when it does not understand the arguments)" if refused else ""
         yield self.finding(
             cause=f"rank {rank.rank} ended itself with exit code {rank.exit_code}{usage}",
             evidence=(Evidence(source=run.leg, rank=rank.rank, text=run.why or f"exit code {rank.exit_code}"),),
@@ -69,8 +73,56 @@ class ExitedEarly(Diagnosis):
         )
 
 
+class Nondeterministic(Diagnosis):
+    """The script without DeepSpeed, run twice, does not agree with itself.
+
+    What it is: random numbers that no seed holds (data order, dropout, augmentation in workers), kernels that add up
+    in an order of their own, or data that changes between the runs. A difference between the run with DeepSpeed and the
+    run without it then proves little, and a failure may come in one run and not in the next.
+
+    What proves it: the same leg made twice, with the same seed: its losses move apart by more than rounding explains
+    in several steps in a row, or one of the two runs fails and the other does not.
+
+    When it could be wrong: a run that another process disturbed (a time-out, a full machine) differs for that reason.
+
+    What to do: `--seed 1` seeds Python, NumPy and torch before the script starts; a script that sets seeds later, or
+    shuffles in workers, needs a generator of its own (`DataLoader(generator=…, worker_init_fn=…)`). For kernels
+    `torch.use_deterministic_algorithms(True)` and `CUBLAS_WORKSPACE_CONFIG=:4096:8`.
+    """
+
+    id = "script/nondeterministic"
+    severity = "warning"
+    title = "the script does not agree with itself"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        plain, again = case.run("without-deepspeed"), case.run("repeat")
+        if plain is None or again is None or not nondeterministic(case):
+            return
+        failed = [run for run in (plain, again) if judge(run).failed]
+        if len(failed) == 1:
+            cause = "of two runs without DeepSpeed, made in the same way, one fails and the other does not"
+            text = judge(failed[0]).why
+        else:
+            difference = compare(again, plain)
+            cause = f"two runs without DeepSpeed, made in the same way, move apart from step {difference.apart_from} on"
+            text = _largest(difference)
+        yield self.finding(
+            cause=f"{cause}: a difference to the run with DeepSpeed proves little",
+            evidence=(Evidence(source=again.leg, step=compare(again, plain).at_step, text=text),),
+            confidence=0.85,
+            fixes=(
+                Fix(text="seed it: --seed 1, and a generator and worker_init_fn for a DataLoader that shuffles"),
+                Fix(text="torch.use_deterministic_algorithms(True) with CUBLAS_WORKSPACE_CONFIG=:4096:8"),
+            ),
+        )
+
+
+def _largest(difference: Comparison) -> str:
+    return f"the losses differ by up to {difference.largest_difference:.1%} (step {difference.at_step})"
+
+
 def _first_run(case: Case) -> Run | None:
     return case.run("with-deepspeed") or case.run("probe")
 
 
-DIAGNOSES: tuple[Diagnosis, ...] = (NoEngine(), ExitedEarly())
+DIAGNOSES: tuple[Diagnosis, ...] = (NoEngine(), ExitedEarly(), Nondeterministic())

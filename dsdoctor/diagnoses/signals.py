@@ -38,7 +38,9 @@ class Killed(Diagnosis):
     When it could be wrong: a log alone cannot tell this from the out-of-memory killer, which is then the likelier
     reading; the counters may not be readable in a container.
 
-    What to do: ask who sent it: the scheduler's log, a monitoring script, `kill` in the script itself.
+    What to do: ask who sent it: the scheduler (`sacct -j JOB --format=State,ExitCode,Reason`), a monitoring script, an
+    earlier `pkill`, or `kill` in the script itself. `auditctl -a always,exit -S kill -F a1=9` records who sends the
+    next one.
     """
 
     id = "launch/killed"

@@ -31,7 +31,8 @@ class Hangup(TextDiagnosis):
 
     When it could be wrong: schedulers can send SIGHUP as well.
 
-    What to do: run it inside tmux or screen, as a service, or under a scheduler.
+    What to do: run it inside tmux or screen, as a service (`systemd-run --user`), with `setsid nohup ...`, or under a
+    scheduler. `nohup` alone does not do.
     """
 
     id = "launch/sighup"

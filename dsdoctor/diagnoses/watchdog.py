@@ -59,7 +59,8 @@ class CollectiveMismatch(TextDiagnosis):
 
     When it could be wrong: sequence numbers of different process groups are not comparable.
 
-    What to do: look at the line of your own code in the tracebacks; make sizes equal (pad), or gather objects instead.
+    What to do: look at the line of your own code in the tracebacks; make sizes equal (pad), or gather objects instead
+    (`all_gather_object`). `TORCH_DISTRIBUTED_DEBUG=DETAIL` stops at the first call that differs and names it.
     """
 
     id = "comm/collective-mismatch"
@@ -219,8 +220,10 @@ class Timeout(Diagnosis):
     When it could be wrong: 100 % use of the GPU during a hang is NCCL spinning, no work. A log that lacks a node lacks
     its cause.
 
-    What to do: stacks of the ranks (`py-spy dump`) while it hangs; TORCH_NCCL_TRACE_BUFFER_SIZE for the flight
-    recorder; the log of the silent rank.
+    What to do: look at the log of the silent rank at that moment. The next time take stacks of all ranks while it hangs
+    (`py-spy dump --pid PID`), or let torch record: `TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
+    read by `torchfrtrace`. `dsdoctor triage` takes the stacks by itself. A longer time limit helps only where the work
+    really takes longer.
     """
 
     id = "comm/timeout"

@@ -30,7 +30,9 @@ class MoeHang(Diagnosis):
 
     When it could be wrong: any other branch that depends on the data hangs alike.
 
-    What to do: make the whole block of experts a leaf module, so that all its parameters are gathered together.
+    What to do: make the whole block of experts a leaf module, so that all its parameters are gathered together: in the
+    ds_config `"zero_optimization": {"leaf_module": {"classes": ["MixtralSparseMoeBlock"]}}` (releases that know the
+    key), or `deepspeed.utils.set_z3_leaf_modules(model, [MixtralSparseMoeBlock])` before `deepspeed.initialize`.
     """
 
     id = "zero3/moe-hang"
@@ -72,7 +74,9 @@ class BranchHang(TextDiagnosis):
     When it could be wrong: ranks that built different models are meant as well; a network that lost a message would
     look the same, though not at the same step in each run.
 
-    What to do: run the branch on every rank, with a weight of zero where it is not wanted.
+    What to do: run the branch on every rank, with a weight of zero where it is not wanted (feed the tower a dummy image
+    and multiply its output by 0), or declare the module that holds the branch a leaf
+    (`deepspeed.utils.set_z3_leaf_modules`). Stage 2 has no such condition.
     """
 
     id = "zero3/branch-hang"

@@ -51,3 +51,10 @@ def test_negative(identifier, case):
 def test_exit_code_2_is_explained_as_a_usage_error():
     (finding,) = found(case("exited", exit_code=2), "script/exited")
     assert "argparse" in finding.cause
+
+
+def test_only_a_code_of_argparse_is_about_arguments():
+    (refused,) = found(case("exited", exit_code=2), "script/exited")
+    (chosen,) = found(case("exited", exit_code=3), "script/exited")
+    assert "after --" in refused.fixes[0].text
+    assert "sys.exit" in chosen.fixes[0].text
