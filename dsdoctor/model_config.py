@@ -25,13 +25,20 @@ class ModelUnreadable(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One config.json. `dtype` is the one that the weights are saved in, as written there; `experts` a layer."""
+    """One config.json. `dtype` is the one that the weights are saved in, as written there; `experts` a layer.
+
+    `hidden_size` is the one that Transformers takes for "auto" bucket sizes, `heads` and `kv_heads` are those of the
+    attention; None where the file does not say.
+    """
 
     path: str
     model_type: str = ""
     dtype: str | None = None
     experts: int = 0
     tied: bool | None = None
+    hidden_size: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
 
 
 def named_by(script: ScriptFacts | None, arguments: Mapping[str, Any]) -> ModelConfig | None:
@@ -74,7 +81,26 @@ def _understood(path: str, data: Mapping[str, Any]) -> ModelConfig:
         dtype=dtype.removeprefix("torch.") if dtype else None,
         experts=max(experts, default=0),
         tied=tied,
+        hidden_size=_hidden_size(data),
+        heads=_first(parts, "num_attention_heads"),
+        kv_heads=_first(parts, "num_key_value_heads"),
     )
+
+
+def _hidden_size(data: Mapping[str, Any]) -> int | None:
+    """As Transformers looks for it: `hidden_size`, the largest of `hidden_sizes`, and both of `text_config`."""
+    text = data.get("text_config")
+    for part in (data, text if isinstance(text, Mapping) else {}):
+        several = part.get("hidden_sizes")
+        sizes = several if isinstance(several, list) else []
+        found = [size for size in (part.get("hidden_size"), *sizes) if _is_count(size)]
+        if found:
+            return int(max(found))
+    return None
+
+
+def _first(parts: tuple[Mapping[str, Any], ...], name: str) -> int | None:
+    return next((int(part[name]) for part in parts if isinstance(part.get(name), int)), None)
 
 
 def _parts(data: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:

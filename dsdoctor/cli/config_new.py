@@ -137,5 +137,9 @@ def _tell(arguments: argparse.Namespace, target: Path, chosen: Any) -> None:
         print(dumps(document("config", exit_code=0, findings=(), extra=extra)))
         return
     print(f"wrote {target}: {chosen.why}")
+    use = (
+        f"TrainingArguments(deepspeed='{target}')" if arguments.hf else f"deepspeed.initialize(config='{target}', ...)"
+    )
+    print(f"  pass it on: {use}", file=sys.stderr)
     for line in chosen.assumptions:
         print(f"  assumed: {line}", file=sys.stderr)

@@ -15,6 +15,7 @@ from dsdoctor.diagnoses.config_evidence import at_key
 from dsdoctor.dsconfig import keys
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.dsconfig.release import at_least
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.scripts.facts import Call, ScriptFacts
 
@@ -22,6 +23,12 @@ _STAGE = "zero_optimization.stage"
 _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 _LEAVES = "zero_optimization.leaf_module"
 _BEGINS_SHARDED_LOADING = ("HfDeepSpeedConfig", "parse_args_into_dataclasses", "parse_dict", "parse_json_file")
+_BY_HIDDEN_SIZE = tuple(
+    f"zero_optimization.{name}"
+    for name in ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+)
+_DEFAULT_BUCKETS = {"zero_optimization": dict.fromkeys(key.partition(".")[2] for key in _BY_HIDDEN_SIZE)}
+_BACKWARD_IS_WATCHED_SINCE = "0.18.3"
 _LORA = ("get_peft_model", "PeftModel", "LoraConfig")
 _LETS_GRADIENTS_IN = ("enable_input_require_grads", "prepare_model_for_kbit_training", "register_forward_hook")
 
@@ -237,6 +244,49 @@ def untied_in_pipeline(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
                 fixes=(Fix(text="give both layers as TiedLayerSpec with the same key"),),
             )
             return
+
+
+def no_hidden_size(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """ "auto" that Transformers works out from the model's hidden size, for a model that names none."""
+    known, model = only_files(case), case.model
+    if known is None or model is None or model.hidden_size is not None or known[0].framework != "transformers":
+        return
+    autos = [key for key in _BY_HIDDEN_SIZE if known[0].value(key) == "auto"]
+    if autos:
+        yield diagnosis.finding(
+            title='"auto" that needs a hidden size',
+            cause="Transformers works this out from the model's hidden_size, and its config.json has none: it raises",
+            evidence=(*(at_key(known[0], key) for key in autos), Evidence(source=model.path, text="no hidden_size")),
+            confidence=0.85,
+            caveat="A class of its own may have a hidden_size that is not in its config.json.",
+            fixes=(Fix(text="leave them out, for DeepSpeed's defaults", patch=_DEFAULT_BUCKETS),),
+            keys=tuple(autos),
+        )
+
+
+def backward_around_engine(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """`loss.backward()` in a script whose engine has to scale the loss or to reduce the gradients itself."""
+    known, script = only_files(case), case.script
+    if known is None or script is None or not at_least(known[0].release, _BACKWARD_IS_WATCHED_SINCE):
+        return
+    engines = {name for call in script.named("initialize") if call.owner == "deepspeed" for name in call.targets[:1]}
+    calls = list(script.named("backward"))
+    if not engines or not calls or any(call.owner in engines or call.open for call in calls):
+        return
+    config, effective = known
+    scaled = effective.precision == "fp16"
+    if effective.stage > 0 and not scaled:
+        return
+    static = scaled and effective.stage > 0 and effective.get("fp16.loss_scale") != 0
+    effect = "divides the gradients by a loss scale that was never applied" if static else "refuses it"
+    yield diagnosis.finding(
+        cause=f"the script calls {calls[0].owner}.backward() and never engine.backward(); DeepSpeed {effect}",
+        evidence=(at_call(script, calls[0]), at_key(config, "fp16.enabled" if scaled else _STAGE)),
+        confidence=0.75,
+        caveat="Not if engine.backward or engine.scale is called in another file.",
+        fixes=(Fix(text="call engine.backward(loss)"),),
+        keys=(_STAGE,),
+    )
 
 
 def recomputes_partitioned(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:

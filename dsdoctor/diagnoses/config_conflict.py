@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import before_run, config_conflict_other, config_conflict_precision, config_conflict_zero
+from dsdoctor.diagnoses import (
+    before_run,
+    config_conflict_other,
+    config_conflict_parallel,
+    config_conflict_precision,
+    config_conflict_zero,
+)
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_conflict_entry import Conflict
 from dsdoctor.diagnoses.config_evidence import RESOLVERS, at_key, matching, raised
@@ -13,12 +19,14 @@ from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.release import in_range
 from dsdoctor.finding import Evidence, Finding, Fix
+from dsdoctor.model_config import ModelConfig
 from dsdoctor.scripts.facts import ScriptFacts
 
 _ZERO = "zero_optimization"
 CONFLICTS: tuple[Conflict, ...] = (
     *config_conflict_precision.CONFLICTS,
     *config_conflict_zero.CONFLICTS,
+    *config_conflict_parallel.CONFLICTS,
     *config_conflict_other.CONFLICTS,
 )
 
@@ -43,10 +51,11 @@ class ConfigConflict(Diagnosis):
     title = "options that exclude each other"
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        script = case.script if before_run.only_files(case) is not None else None  # a run or a log tells more
+        before = before_run.only_files(case) is not None  # a run or a log tells more than the script's text
+        script, model = (case.script, case.model) if before else (None, None)
         for conflict in CONFLICTS:
             seen = tuple(raised(f) for f, _ in matching(case, conflict.message)) if conflict.message else ()
-            lint = case.config is not None and _holds(conflict, case.config, script)
+            lint = case.config is not None and _holds(conflict, case.config, script, model)
             if seen or lint:
                 yield self._conflict(conflict, case.config, seen, lint)
         config = case.config
@@ -84,13 +93,19 @@ class ConfigConflict(Diagnosis):
         )
 
 
-def _holds(conflict: Conflict, config: ConfigFacts, script: ScriptFacts | None) -> bool:
+def _holds(conflict: Conflict, config: ConfigFacts, script: ScriptFacts | None, model: ModelConfig | None) -> bool:
     release = config.release or config.table_release
     ranged = conflict.since is None and conflict.until is None
     if not config.data or not (ranged or in_range(release, conflict.since, conflict.until)):
         return False
-    called = conflict.script is None or (script is not None and conflict.script(script))
-    return called and conflict.holds(Effective.of(config))
+    effective = Effective.of(config)
+    if conflict.script is not None and (script is None or not conflict.script(script)):
+        return False
+    if conflict.ranks is not None and (config.world_size is None or not conflict.ranks(effective, config.world_size)):
+        return False
+    if conflict.model is not None and (model is None or not conflict.model(effective, model)):
+        return False
+    return conflict.holds(effective)
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (ConfigConflict(),)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.finding import Severity
+from dsdoctor.model_config import ModelConfig
 from dsdoctor.scripts.facts import ScriptFacts
 
 
@@ -15,9 +16,10 @@ from dsdoctor.scripts.facts import ScriptFacts
 class Conflict:
     """Options that do not go together.
 
-    `holds` looks at the config as DeepSpeed understands it, `script` at the calls of the script where the other half of
-    the conflict is there; both have to hold. `message` is a pattern of the exception that DeepSpeed raises for it, None
-    where it raises none. `since` and `until` are DeepSpeed releases, both included.
+    `holds` looks at the config as DeepSpeed understands it; `script` at the calls of the script, `ranks` at the number
+    of ranks and `model` at the model's config.json, where the other half of the conflict is there: all have to hold.
+    `message` is a pattern of the exception that DeepSpeed raises for it, None where it raises none. `since` and `until`
+    are DeepSpeed releases, both included.
     """
 
     keys: tuple[str, ...]
@@ -26,6 +28,8 @@ class Conflict:
     fix: str
     patch: dict[str, Any] | None = None
     script: Callable[[ScriptFacts], bool] | None = None
+    ranks: Callable[[Effective, int], bool] | None = None
+    model: Callable[[Effective, ModelConfig], bool] | None = None
     message: str | None = None
     severity: Severity = "error"
     since: str | None = None

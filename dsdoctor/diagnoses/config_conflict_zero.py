@@ -175,15 +175,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         message="You are using ZeRO-Offload with a client provided optimizer",
     ),
     Conflict(
-        keys=(f"{_ZERO}.stage",),
-        holds=lambda c: c.stage >= 2,
-        script=lambda s: s.calls_any("PipelineModule"),
-        cause="pipeline parallelism goes with ZeRO stage 0 and 1 only",
-        fix="use stage 1",
-        patch={_ZERO: {"stage": 1}},
-        message="ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
-    ),
-    Conflict(
         keys=("optimizer", f"{_ZERO}.stage"),
         holds=lambda c: c.stage in (1, 2) and not c.given("optimizer"),
         script=_passes_none,

@@ -11,9 +11,11 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import as_json, as_list, at_key, matching, raised
 from dsdoctor.dsconfig import batch, keys, parallel, patch
+from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.finding import Evidence, Finding, Fix
 
+_CLIPPING = "gradient_clipping"
 _MESSAGE = r"DeepSpeed config values that mismatch (?:TrainingArguments|kwargs)"
 _LINE = re.compile(r"- ds (?P<key>[\w.]+)=(?P<ours>.*?) vs (?:hf|arg) (?P<name>.*?)=(?P<theirs>.*)")
 
@@ -37,7 +39,8 @@ class HfMismatch(Diagnosis):
     """The ds_config and Hugging Face's TrainingArguments give different values for the same thing.
 
     What proves it: the ValueError of Transformers, which lists every pair (`- ds key=... vs hf key=...`), or the
-    config held against the arguments on the script's command line. `8 vs 8` is a text against a number.
+    config held against the arguments on the script's command line. `8 vs 8` is a text against a number. A
+    `max_grad_norm` without `gradient_clipping` in the ds_config is lost, and only a warning.
 
     When it could be wrong: arguments that a script builds itself, whatever its command line says. Arguments that are
     not on the command line have defaults that a script may change, so only those that are given are compared.
@@ -55,6 +58,8 @@ class HfMismatch(Diagnosis):
         exceptions = [failure for failure, _ in matching(case, _MESSAGE)]
         listed = [_parsed(line) for failure in exceptions[:1] for line in _LINE.finditer(failure.message)]
         compared = list(_compared(config)) if config is not None and not listed else []
+        if config is not None:
+            yield from self._lost_clipping(config)
         mismatches = listed or compared
         if not mismatches:
             return
@@ -65,6 +70,23 @@ class HfMismatch(Diagnosis):
             caveat=None if exceptions else "A script can set these arguments itself, whatever its command line says.",
             fixes=_fixes(mismatches),
             keys=tuple(dict.fromkeys(m.key for m in mismatches)),
+        )
+
+    def _lost_clipping(self, config: ConfigFacts) -> Iterator[Finding]:
+        """DeepSpeed clips by its own key alone; Transformers fills that in only where it stands there as "auto"."""
+        wanted = _number(config.hf_arguments or {}, "max_grad_norm")
+        given = Effective.of(config).get(_CLIPPING)
+        if wanted is None or not config.data or config.has(_CLIPPING) or given is None or _same(given, wanted):
+            return
+        yield self.finding(
+            severity="warning",
+            title="max_grad_norm does not reach DeepSpeed",
+            cause=f"max_grad_norm is {wanted:g}, but the ds_config has no gradient_clipping, so that DeepSpeed "
+            + (f"clips at its default {given:g}" if given else "does not clip"),
+            evidence=(at_key(config, _CLIPPING, "no gradient_clipping"),),
+            confidence=0.85,
+            fixes=(Fix(text='write gradient_clipping: "auto"', patch={_CLIPPING: "auto"}),),
+            keys=(_CLIPPING,),
         )
 
 

@@ -141,6 +141,12 @@ def _only_with_the_api(config: ConfigFacts, effective: Effective, script: Script
             why="compression_training compresses nothing until the script calls init_compression, which it does not",
             fixes=(Fix(text="call deepspeed.compression.compress.init_compression on the model"),),
         )
+    if effective.get("compile.deepcompile") is True and not script.calls_any("compile"):
+        yield Idle(
+            keys=("compile.deepcompile",),
+            why="DeepCompile begins with engine.compile(), which the script does not call",
+            fixes=(Fix(text="call engine.compile() after deepspeed.initialize"),),
+        )
     starts = [call for call in script.named("initialize") if call.owner == "deepspeed"]
     given = any(call.open or "training_data" in call.given or len(call.arguments) > 4 for call in starts)
     if effective.get(f"{_SAMPLING}.enabled") is True and starts and not given:

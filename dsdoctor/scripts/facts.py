@@ -11,11 +11,12 @@ from typing import Any
 class Call:
     """One call in the script's text.
 
-    `name` is the last part of what is called (`from_pretrained`), `owner` what stands before it, as written. `scope` is
-    the dotted name of the function it stands in, "" at module level. `literals` are the keyword arguments whose values
-    are constants, `given` the names of all; `arguments` the positional ones, as written, `first` the value of the first
-    one if that is a text. `targets` are the names that the result is bound to, in order. `contexts` are the calls of
-    the `with` statements around it. `open` says that more arguments may come by `*` or `**`.
+    `name` is the last part of what is called (`from_pretrained`), `owner` what stands before it, as written, or the
+    module that a bare name was imported from. `scope` is the dotted name of the function it stands in, "" at module
+    level. `literals` are the keyword arguments whose values are constants, `given` the names of all; `arguments` the
+    positional ones, as written, `first` the value of the first one if that is a text. `targets` are the names that the
+    result is bound to, in order. `contexts` are the calls of the `with` statements around it. `open` says that more
+    arguments may come by `*` or `**`.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ def parse(source: str, path: str = "<script>") -> ScriptFacts:
 def _calls(tree: ast.Module, lines: list[str]) -> Iterator[Call]:
     """Walk without recursion, so that a long chain of calls is no problem; the order is the caller's to make."""
     pending: list[tuple[ast.AST, str, tuple[str, ...]]] = [(tree, "", ())]
+    imported = _imported(tree)
     targets: dict[ast.AST, tuple[str, ...]] = {}
     while pending:
         node, scope, contexts = pending.pop()
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets[node.value if node.value is not None else node] = _bound(node)
         if isinstance(node, ast.Call):
-            yield _call(node, scope, contexts, targets.get(node, ()), lines)
+            call = _call(node, scope, contexts, targets.get(node, ()), lines)
+            yield replace(call, owner=imported.get(call.name, "")) if not call.owner else call
         inner_scope = scope
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             inner_scope = f"{scope}.{node.name}".lstrip(".")
@@ -44,6 +47,12 @@ def _calls(tree: ast.Module, lines: list[str]) -> Iterator[Call]:
         if isinstance(node, (ast.With, ast.AsyncWith)):
             inner_contexts = (*contexts, *(_dotted(item.context_expr) for item in node.items))
         pending.extend((child, inner_scope, inner_contexts) for child in ast.iter_child_nodes(node))
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """The modules of names that the script imports out of them, whatever the place of the import."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
+    return {name.asname or name.name: str(node.module) for node in nodes for name in node.names}
 
 
 def _call(node: ast.Call, scope: str, contexts: tuple[str, ...], targets: tuple[str, ...], lines: list[str]) -> Call:

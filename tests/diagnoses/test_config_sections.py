@@ -24,6 +24,19 @@ DROPS = {"enabled": True, "random_ltd_layer_id": [1, 2], "random_ltd_layer_num":
 TIED = ModelConfig(path="config.json", model_type="gpt2", tied=True)
 
 
+GQA = ModelConfig(path="config.json", heads=12, kv_heads=2)
+NO_SIZE = ModelConfig(path="config.json", model_type="mine")
+SIZED = ModelConfig(path="config.json", hidden_size=64)
+PIPES = "net = PipelineModule(layers)\n"
+MOE = "from deepspeed.moe.layer import MoE\nlayer = MoE(8, expert)\n"
+BARE = STARTS % ", optimizer=opt" + "loss.backward()\n"
+
+
+def hf(data, *words, release="0.19.8", **more):
+    full = {"train_micro_batch_size_per_gpu": "auto"} | data
+    return Case(config=load_config(full, release=release, framework="transformers", script_args=words), **more)
+
+
 def job(data, script=None, *, release="0.19.8", ranks=4, batch=True, **more):
     full = ({"train_micro_batch_size_per_gpu": 2} if batch else {}) | data
     facts = load_config(full, release=release, world_size=ranks, framework="deepspeed")
@@ -74,6 +87,21 @@ FOUND = [  # id, job, a word of the cause
     ("config/conflict", job(OFFLOADED, "deepspeed.initialize(args, net, opt)"), "its own optimizer"),
     ("config/conflict", job({ZERO: {"stage": 1}}, STARTS % ""), "needs an optimizer"),
     ("config/conflict", job({}, "net = PipelineModule(layers)", model=TIED), "TiedLayerSpec"),
+    ("config/conflict", job({ZERO: {"stage": 3}}, PIPES), "stage 0 and 1 only"),
+    ("config/conflict", job({"managed_gradient_accumulation": False}, PIPES), "boundary"),
+    ("config/conflict", job({"wall_clock_breakdown": True}, PIPES), "steps_per_print"),
+    ("config/conflict", job({ZERO: {"stage": 2, "reduce_scatter": False}}, MOE), "experts need"),
+    ("config/conflict", job({ZERO: {"stage": 3}}, MOE), "MoE layer"),
+    ("config/conflict", job({ZERO: {"stage": 3, "zero_hpz_partition_size": 3}}), "does not divide the number of ranks"),
+    ("config/conflict", job({"sequence_parallel_size": 8}, model=GQA, ranks=8), "heads"),
+    ("config/conflict", job({"sequence_parallel_size": 3}, model=GQA, ranks=3), "heads"),
+    ("config/ineffective", job({"compile": {"deepcompile": True}}, STARTS % ""), "engine.compile()"),
+    ("config/auto-unresolved", hf({ZERO: {"stage": 2, "reduce_bucket_size": "auto"}}, model=NO_SIZE), "hidden_size"),
+    ("config/hf-mismatch", hf({ZERO: {"stage": 2}}, "--max_grad_norm", "0.5"), "clips at its default 1"),
+    ("config/hf-mismatch", hf({ZERO: {"stage": 2}}, "--max_grad_norm", "0.5", release="0.16.4"), "does not clip"),
+    ("autograd/direct-backward", job({}, STARTS % "" + "loss.backward()\n"), "refuses it"),
+    ("autograd/direct-backward", job({"fp16": {"enabled": True}, ZERO: {"stage": 2}}, BARE), "refuses it"),
+    ("autograd/direct-backward", job({"fp16": {"enabled": True, "loss_scale": 8}, ZERO: {"stage": 2}}, BARE), "never"),
     ("loss-scale/static", job({"fp16": {"enabled": True, "loss_scale": 128}, ZERO: {"stage": 1}}), "held at 128"),
 ]
 NOT_FOUND = [
@@ -105,6 +133,20 @@ NOT_FOUND = [
     ("config/conflict", job({ZERO: {"stage": 1}}, STARTS % "", logs=LogFacts(sources=("train.log",)))),
     ("config/conflict", job({}, "net = PipelineModule([TiedLayerSpec('e', E)])", model=TIED)),
     ("config/conflict", job({}, "net = PipelineModule(layers)", model=replace(TIED, tied=False))),
+    ("config/conflict", job({"wall_clock_breakdown": True, "steps_per_print": 10}, PIPES)),
+    ("config/conflict", job({"wall_clock_breakdown": True})),
+    ("config/conflict", job({ZERO: {"stage": 3}}, "from mine import MoE\nMoE(8)\n")),
+    ("config/conflict", job({ZERO: {"stage": 3, "zero_hpz_partition_size": 2}})),
+    ("config/conflict", job({ZERO: {"stage": 3, "zero_hpz_partition_size": 8}})),
+    ("config/conflict", job({"sequence_parallel_size": 2}, model=GQA)),
+    ("config/ineffective", job({"compile": {"deepcompile": True}}, STARTS % "" + "engine.compile()\n")),
+    ("config/auto-unresolved", hf({ZERO: {"stage": 2, "reduce_bucket_size": "auto"}}, model=SIZED)),
+    ("config/hf-mismatch", hf({ZERO: {"stage": 2}}, "--max_grad_norm", "1.0")),
+    ("config/hf-mismatch", hf({ZERO: {"stage": 2}, "gradient_clipping": "auto"}, "--max_grad_norm", "0.5")),
+    ("autograd/direct-backward", job({}, STARTS % "" + "engine.backward(loss)\n")),
+    ("autograd/direct-backward", job({ZERO: {"stage": 2}, "bf16": {"enabled": True}}, BARE)),
+    ("autograd/direct-backward", job({}, BARE, release="0.18.2")),
+    ("autograd/direct-backward", job({}, "loss.backward()\n")),
     ("loss-scale/static", job({"fp16": {"enabled": True, "loss_scale": 0}, ZERO: {"stage": 1}})),
     ("loss-scale/static", job({"fp16": {"enabled": False, "loss_scale": 128}, ZERO: {"stage": 1}})),
 ]
