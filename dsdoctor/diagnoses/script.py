@@ -69,8 +69,14 @@ class ExitedEarly(Diagnosis):
             cause=f"rank {rank.rank} ended itself with exit code {rank.exit_code}{usage}",
             evidence=(Evidence(source=run.leg, rank=rank.rank, text=run.why or f"exit code {rank.exit_code}"),),
             confidence=0.8,
-            fixes=(Fix(text="pass the script's own arguments after --, as you start it by hand"),),
+            fixes=(_ARGUMENTS if refused else _OWN_CODE,),
         )
+
+
+_USAGE = 2
+"""The exit code of argparse for arguments that it refuses."""
+_ARGUMENTS = Fix(text="pass the script's own arguments after --, as you start it by hand")
+_OWN_CODE = Fix(text="read what it printed last, and see where the script calls sys.exit (or os._exit) with that code")
 
 
 class Nondeterministic(Diagnosis):
