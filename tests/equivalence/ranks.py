@@ -78,6 +78,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name, config in configs().items():
         if name.startswith(patterns):
+            print(name, file=sys.stderr, flush=True)
             results[name] = {
                 "deepspeed": attempt(deepspeed.initialize, json.loads(json.dumps(config))),
                 "plain": attempt(plain.initialize, config),
