@@ -22,6 +22,7 @@ class Lines:
         self._block = block
         self._starts = block.starts[places]
         self._ends = block.ends[places]
+        self._firsts: dict[int, Array] = {}
 
     def column(self, field: Field) -> Column:
         """The numbers of one field."""
@@ -42,13 +43,19 @@ class Lines:
         if mark.byte == _FEED:
             return self._ends
         marks = self._block.marks(mark.byte)
-        first = np.searchsorted(marks, self._starts)
-        last = first + mark.count - 1
-        beyond = np.append(marks, len(self._block.padded))
+        if mark.byte not in self._firsts:
+            self._firsts[mark.byte] = self._first(marks, mark.count)
+        places: Array = marks[self._firsts[mark.byte] + mark.which]
+        return places
+
+    def _first(self, marks: Array, count: int) -> Array:
+        """The number of the first of these marks in each line, each of which has to have `count` of them."""
+        first: Array = np.searchsorted(marks, self._starts)
+        last = first + (count - 1)
+        beyond = np.append(marks, self._ends[-1])
         if last[-1] >= len(marks) or (marks[last] >= self._ends).any() or (beyond[last + 1] < self._ends).any():
             raise ValueError("a line with more or fewer marks")
-        places: Array = marks[first + mark.which]
-        return places
+        return first
 
 
 def changes(texts: Array) -> list[int]:
@@ -75,7 +82,7 @@ class Column:
         if exponent:
             ends = ends - _TAIL
             tails = _integers(joined, ends, _TAIL)
-            plain &= (tails == tails[0]) & (tails[0] >> 24 == _E)
+            plain &= (tails == tails[0]) & ((tails[0] >> 24 | 0x20) == _E)
         heads = _heads(joined, starts, ends)
         first = heads >> 56
         plain &= (first >= _ZERO) & (first <= _NINE) & (heads >> 48 & 0xFF == _POINT)

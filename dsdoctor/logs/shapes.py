@@ -187,7 +187,7 @@ class Kinds:
         names = (RANK, *meaning.names) if meaning.ranked else meaning.names
         if match is None or (b"\r" in raw and not names):
             return Meant(meaning.rows)
-        located = [(name, locate(raw, *span)) for name, span in zip(names, match.regs[1:], strict=True)]
+        located = list(zip(names, locate(raw, match.regs[1:]), strict=True))
         if any(field is None and name != STEP for name, field in located):
             return Meant(meaning.rows)
         return replace(meaning, fields=tuple((name, field) for name, field in located if field is not None))

@@ -264,5 +264,6 @@ class WholeLines:
         if not end:
             self.rest += piece
             return b""
-        lines, self.rest = self.rest + piece[:end], piece[end:]
+        lines = b"".join((self.rest, memoryview(piece)[:end]))
+        self.rest = piece[end:]
         return lines
