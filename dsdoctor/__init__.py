@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsdoctor.analysis import analyze_log
-    from dsdoctor.numerics import attach, detect_overflow
+    from dsdoctor.numerics import DebugUnderflowOverflow, attach, detect_overflow
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analyze_log", "attach", "detect_overflow"]
-_HOMES = {"analyze_log": "analysis", "attach": "numerics", "detect_overflow": "numerics"}
+__all__ = ["DebugUnderflowOverflow", "__version__", "analyze_log", "attach", "detect_overflow"]
+_HOMES = {
+    "analyze_log": "analysis",
+    "attach": "numerics",
+    "detect_overflow": "numerics",
+    "DebugUnderflowOverflow": "numerics",
+}
 
 
 def __getattr__(name: str) -> Any:

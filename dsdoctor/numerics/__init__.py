@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsdoctor.numerics.detector import Detector, attach
+    from dsdoctor.numerics.drop_in import DebugUnderflowOverflow
     from dsdoctor.numerics.stats import detect_overflow
 
-__all__ = ["Detector", "attach", "detect_overflow"]
-_HOMES = {"Detector": "detector", "attach": "detector", "detect_overflow": "stats"}
+__all__ = ["DebugUnderflowOverflow", "Detector", "attach", "detect_overflow"]
+_HOMES = {
+    "DebugUnderflowOverflow": "drop_in",
+    "Detector": "detector",
+    "attach": "detector",
+    "detect_overflow": "stats",
+}
 
 
 def __getattr__(name: str) -> Any:

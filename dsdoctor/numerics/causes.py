@@ -128,7 +128,7 @@ def _double(value: Any) -> Any:
 def _is_constant(func: Any, args: Any, kwargs: Any, output: Tensor) -> bool:
     """Whether the bad value was written down rather than computed: a literal, or the lowest number plus a score."""
     scalars = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
-    if func._opname == "lift_fresh" or any(not math.isfinite(scalar) for scalar in scalars):
+    if func._opname == "lift_fresh" or any(math.isinf(scalar) for scalar in scalars):
         return True
     if not bool((output.float() == -math.inf).any()) or bool(output.isnan().any()):
         return False

@@ -62,6 +62,37 @@ def rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
+def world_size() -> int:
+    """How many ranks there are, 1 where nothing is distributed."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def is_pipeline(engine: Any) -> bool:
+    """Whether its stages run forward and backward by a schedule of the engine's own."""
+    return hasattr(engine, "_exec_schedule") and hasattr(engine, "_take_model_step")
+
+
+def pipeline_loss(engine: Any) -> Tensor | None:
+    """The last micro-batch's loss, on a pipeline's last stage."""
+    loss = getattr(engine, "loss", None) if is_pipeline(engine) else None
+    return loss if isinstance(loss, Tensor) else None
+
+
+def autocast_in_force() -> tuple[str, torch.dtype] | None:
+    """Device and type of the autocast region that the program is in, None outside of one."""
+    for device in ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",):
+        if hasattr(torch, "get_autocast_dtype"):
+            on, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        elif device == "cuda":
+            on, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+        else:
+            on, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+        if on:
+            return device, dtype
+    return None
+
+
 def loss_scale(engine: Any) -> Scale:
     """The scale in force, 1 where nothing scales. A scale of which nobody says that it is static counts as dynamic."""
     optimizer = getattr(engine, "optimizer", None)
@@ -115,6 +146,31 @@ def reduced_gradients(engine: Any) -> Iterator[tuple[Tensor | None, Tensor]]:
     for parameter in engine.module.parameters():
         if parameter.grad is not None:
             yield parameter, parameter.grad
+
+
+def checks_gradients(engine: Any) -> bool:
+    """Whether the engine waits in its step for the gradients' overflow flag, and skips the step where it is set."""
+    optimizer = getattr(engine, "optimizer", None)
+    return bool(getattr(optimizer, "check_grad_overflow", False)) or loss_scale(engine).dynamic
+
+
+def optimizer_state(optimizer: Any, names: dict[int, str]) -> Iterator[tuple[str, str, Tensor]]:
+    """Module, name and value of what the innermost optimizer holds: master weights that are not the model's, moments.
+
+    `names` are the model's parameters by id; state that belongs to none of them (ZeRO's flat partitions) has no module.
+    """
+    while getattr(optimizer, "optimizer", None) is not None:
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            module, _, label = names.get(id(parameter), "").rpartition(".")
+            if not label:
+                yield "", "master weights", parameter.detach()
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.numel() > 1:
+                    yield module, f"{key} of {label}" if label else f"{key} of the optimizer", value
 
 
 def local_weights(parameter: Tensor) -> Tensor | None:

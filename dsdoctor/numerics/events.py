@@ -29,7 +29,8 @@ class Event:
     """A non-finite value, before it is known whether it harms anything.
 
     `weak` marks a lone -inf that came from outside (a mask, most often): it counts only if nothing else was seen.
-    `dtype` is the torch name of the tensor's type, `batch` the number of the root's forward call.
+    `dtype` is the torch name of the tensor's type, `batch` the number of the batch, `order` the number of tensors'
+    reports heard before in this step. `turned` is the place where an inf was first seen as NaN.
     """
 
     step: int
@@ -43,6 +44,8 @@ class Event:
     frames: tuple[Frame, ...] = ()
     origin: Origin = Origin()
     weak: bool = False
+    order: int = 0
+    turned: str | None = None
 
     @property
     def place(self) -> Place:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from dsdoctor.finding import Phase
 from dsdoctor.numerics import trees
+from dsdoctor.numerics.batches import Batches
 from dsdoctor.numerics.calls import Call, CallStack, versions
 from dsdoctor.numerics.events import Event, Origin
 from dsdoctor.numerics.frames import Frame, FrameLog, Row
 from dsdoctor.numerics.gradients import GradientWatch
-from dsdoctor.numerics.hooks import BatchLimitReached, Hook
+from dsdoctor.numerics.hooks import guarded, recomputing
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.replay import NotReplayable, RandomState, find_origin
 from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf
@@ -38,9 +39,8 @@ _REPLAYS = 8
 class Host(Protocol):
     """What the hooks ask of the detector."""
 
-    def batch_begins(self, *, training: bool) -> None: ...
-    def batch_ended(self, *, bad_output: bool, bad_loss: bool, raised: bool) -> None: ...
     def event(self, phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event: ...
+    def frame_taken(self) -> None: ...
     def problem(self, error: Exception) -> None: ...
 
 
@@ -53,90 +53,90 @@ class _Bad:
 
 
 class ForwardWatch:
-    """Hooks on every module of the model. `full` reads inputs and weights too, else outputs only (until one is bad)."""
+    """Hooks on every module of the model, from construction to `detach`.
+
+    `suspecting` is off where only the frames are wanted; forwards without gradients are judged only if `inference`.
+    `output_bad` and `loss_bad` tell of the root's last forward whether it gave a NaN, and a loss that is not finite.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         host: Host,
+        batches: Batches,
         ledger: Ledger,
         frames: FrameLog,
         gradients: GradientWatch | None,
-        full: bool,
+        weights: WeightWatch,
+        *,
+        suspecting: bool = True,
+        inference: bool = False,
     ) -> None:
-        self.full = full
+        self.suspecting = suspecting
+        self._inference = inference
         self._root = model
         self._host = host
+        self._batches = batches
         self._ledger = ledger
         self._frames = frames
         self._gradients = gradients
+        self._weights = weights
         self._names = {id(module): name for name, module in model.named_modules()}
-        self.weights = WeightWatch({id(p): name for name, p in model.named_parameters()})
         self._stack = CallStack()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Range | None]] = {}
-        self._raw: tuple[Any, Any] | None = None
+        self.output_bad = self.loss_bad = False
         self._counting = False
         self._replaying = False
         self._replays_left = _REPLAYS
-        self.suspecting = True
         self._handles = list(self._register(model))
 
     def _register(self, model: nn.Module) -> Iterator[Any]:
-        yield model.register_forward_pre_hook(self._hook(self._arrive), prepend=True, with_kwargs=True)
+        enter, leave = guarded(self._enter, self._host.problem), guarded(self._exit, self._host.problem)
+        hooked: set[int] = set()
         for module in model.modules():
-            yield module.register_forward_pre_hook(self._hook(self._enter), with_kwargs=True)
-            yield module.register_forward_hook(self._hook(self._exit), prepend=True, with_kwargs=True, always_call=True)
+            yield module.register_forward_pre_hook(enter, with_kwargs=True)
+            yield module.register_forward_hook(leave, prepend=True, with_kwargs=True, always_call=True)
             if self._gradients is not None:
-                self._gradients.watch_parameters(module, self._names[id(module)])
-
-    def _hook(self, function: Callable[..., None]) -> Hook:
-        def guarded(module: nn.Module, *values: Any) -> None:
-            if torch.compiler.is_compiling() or self._replaying:
-                return
-            try:
-                function(module, *values)
-            except BatchLimitReached:
-                raise
-            except Exception as error:
-                self._host.problem(error)
-
-        return Hook(guarded)
+                self._gradients.watch_parameters(module, self._names[id(module)], hooked)
 
     def detach(self) -> None:
         """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.reset()
+
+    def reset(self) -> None:
+        """A new batch begins: calls whose end was not seen are over."""
+        self.output_bad = self.loss_bad = False
         self._stack.clear()
         self._known.clear()
 
     # ------------------------------------------------------------------ before a forward
 
-    def _arrive(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The root's inputs as the script handed them over, before an engine's pre-hook casts them."""
-        self._raw = (args, kwargs)
-
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if _recomputing():
+        if self._replaying:
+            return
+        name = self._names.get(id(module))
+        if name is None:  # a module that was put into the model after we were attached
+            name = self._names[id(module)] = _name_of(self._root, module)
+        if recomputing():
             self._note_taken(module, args, kwargs)
             return
-        if module is self._root:
-            self._stack.clear()
-            self._host.batch_begins(training=torch.is_grad_enabled())
         if not self._stack:
+            if module is not self._root:
+                self._batches.called_directly(name)
             self._forget()
-            self._counting = torch.is_grad_enabled() and self.suspecting
-        call = Call(module, self._names[id(module)])
+            self._counting = (torch.is_grad_enabled() or self._inference) and self.suspecting
+        call = Call(module, name)
         if self._counting:
             call.random_state = RandomState.now()
             call.versions = versions([t for _, t in trees.arguments(args, kwargs) if isinstance(t, Tensor)])
-        if self.full or not self._stack:
-            self._read_weights(call)
-            self._read_inputs(call, args, kwargs)
+        self._read_weights(call)
+        self._read_inputs(call, args, kwargs)
         if self._counting:
             self._note_taken(module, args, kwargs)
         self._stack.push(call)
-        self._raw = None
 
     def _forget(self) -> None:
         """Drop what was noted about the tensors of the call before."""
@@ -148,19 +148,23 @@ class ForwardWatch:
         for label, parameter in call.module._parameters.items():
             if parameter is None:
                 continue
-            found = self.weights.range_of(parameter)
+            found = self._weights.range_of(parameter)
             call.rows.append(Row(label, found, "not gathered"))
             if self._counting and found is not None and found.kind is not None and is_harmful(parameter):
                 event = self._host.event("parameter", call.name, label, found.kind, parameter.dtype)
                 if not call.spoiled and not self._ledger.is_harmless(event.place):
                     self._ledger.suspect(event.explained(Origin(cause="corrupted-weights")))
                 call.spoiled = True
+        for label, buffer in call.module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                call.rows.append(Row(label, self._weights.range_of(buffer), "empty"))
 
     def _read_inputs(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         rows, bad = self._rows(trees.arguments(args, kwargs))
         call.inputs = rows
         if not self._counting or not bad:
             return
+        self._note_nan(f"{call.name}: input" if call.name else "input", bad)
         if not self._stack:
             self._suspect_batch(call, bad)
         elif found := next((b for b in bad if not b.only_minus), None):
@@ -177,9 +181,9 @@ class ForwardWatch:
 
     def _was_bad(self, label: str) -> bool:
         """Whether the value was bad before an engine cast the inputs."""
-        if self._raw is None:
+        if self._batches.raw is None:
             return True
-        found = next((t for name, t in trees.arguments(*self._raw) if name == label), None)
+        found = next((t for name, t in trees.arguments(*self._batches.raw) if name == label), None)
         seen = measure(found) if isinstance(found, Tensor) else None
         return seen is None or seen.kind is not None
 
@@ -199,23 +203,38 @@ class ForwardWatch:
     # ------------------------------------------------------------------ after a forward
 
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        if _recomputing():
-            self._note_made(module, output)
+        if self._replaying:
+            return
+        if recomputing():
+            self._recomputed(module, args, kwargs, output)
             return
         call = self._stack.pop(module)
         if call is None:
             return
-        raised = sys.exc_info()[0] is not None and output is None
+        raised = output is None and sys.exc_info()[0] is not None
         rows, bad = self._rows(trees.leaves(output, "output"))
-        if bad and not call.inputs and self._counting:
-            self._read_weights(call)
-            self._read_inputs(call, args, kwargs)
+        if raised:
+            rows = [Row("output", None, "raised")]
         self._frames.add(Frame(call.name, type(module).__name__, (*call.rows, *call.inputs, *rows)))
         if self._counting:
             self._judge(call, args, kwargs, bad)
             self._note_made(module, output)
         if module is self._root:
-            self._end_batch(bad, output, raised)
+            self._root_ended(bad, output)
+        self._host.frame_taken()
+
+    def _recomputed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """A second forward of activation checkpointing. It must give what the first one gave."""
+        inputs, bad_inputs = self._rows(trees.arguments(args, kwargs))
+        rows, bad = self._rows(trees.leaves(output, "output"))
+        name = self._names.get(id(module), "")
+        self._frames.add(Frame(name, f"{type(module).__name__} (recomputed)", (*inputs, *rows)))
+        self._note_made(module, output)
+        if bad and not bad_inputs and self.suspecting and self._ledger.earliest() is None:
+            event = self._host.event("backward", name, f"recomputed {bad[0].label}", bad[0].kind, bad[0].dtype)
+            detail = "finite in forward, not finite when activation checkpointing ran the module again"
+            self._ledger.suspect(event.explained(Origin(cause="not-reproducible", detail=detail)))
+        self._host.frame_taken()
 
     def _judge(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], bad: list[_Bad]) -> None:
         if call.born_between is not None:
@@ -223,6 +242,7 @@ class ForwardWatch:
             self._ledger.explain(event, self._origin(call, args, kwargs, child))
         if not bad:
             return
+        self._note_nan(f"{call.name}: {bad[0].label}" if call.name else bad[0].label, bad)
         if not call.spoiled:
             event = self._host.event("forward", call.name, bad[0].label, bad[0].kind, bad[0].dtype)
             if self._ledger.is_harmless(event.place):
@@ -251,15 +271,16 @@ class ForwardWatch:
         finally:
             self._replaying = False
 
-    def _end_batch(self, bad: list[_Bad], output: Any, raised: bool) -> None:
-        scalars = {label for label, t in trees.leaves(output, "output") if isinstance(t, Tensor) and t.numel() == 1}
-        loss = {"output", "output[0]", "output[loss]"} & scalars
+    def _note_nan(self, place: str, bad: list[_Bad]) -> None:
+        """Tell the ledger where NaN is first seen after an inf."""
+        if any("nan" in b.kind for b in bad):
+            self._ledger.became_nan(place)
+
+    def _root_ended(self, bad: list[_Bad], output: Any) -> None:
+        loss = loss_labels(output)
         counting, self._counting = self._counting, False
-        self._host.batch_ended(
-            bad_output=counting and any("nan" in b.kind for b in bad),
-            bad_loss=counting and any(b.label in loss for b in bad),
-            raised=counting and raised,
-        )
+        self.output_bad = counting and any("nan" in b.kind for b in bad)
+        self.loss_bad = counting and any(b.label in loss for b in bad)
 
     # ------------------------------------------------------------------ reading
 
@@ -299,6 +320,11 @@ class ForwardWatch:
                     self._gradients.produced(leaf, caller, f"{label}.grad")
 
 
-def _recomputing() -> bool:
-    """Whether a backward pass runs now, so that a forward is the recomputation of activation checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+def loss_labels(output: Any) -> set[str]:
+    """The labels under which a root's output holds a loss: a single number in one of the usual places."""
+    scalars = {label for label, t in trees.leaves(output, "output") if isinstance(t, Tensor) and t.numel() == 1}
+    return {"output", "output[0]", "output[loss]"} & scalars
+
+
+def _name_of(root: nn.Module, module: nn.Module) -> str:
+    return next((name for name, known in root.named_modules() if known is module), type(module).__name__)

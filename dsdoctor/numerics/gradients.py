@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsdoctor.numerics.hooks import RunEnded
 from dsdoctor.numerics.stats import Range, measure
-
-Report = Callable[[str, str, Range, torch.dtype, float], None]
-"""Called with module, tensor, what was found, its type, and the largest clean gradient before."""
 
 
 @dataclass(slots=True, eq=False)
-class _Activation:
+class Activation:
     """A tensor in flight: who made it, who called that, who takes it. Holds no reference to the tensor."""
 
     tensor: weakref.ref[Tensor]
@@ -36,7 +34,7 @@ class _Activation:
 
 
 @dataclass(slots=True, eq=False)
-class _Weight:
+class Weight:
     """A parameter: its own module is to blame for its gradient."""
 
     module: str
@@ -46,31 +44,31 @@ class _Weight:
         return self.module, self.path
 
 
+Look = Callable[[Tensor, Activation | Weight], None]
+"""Called with each gradient and whose it is. It must not change the gradient."""
+Report = Callable[[str, str, Range, torch.dtype, float], None]
+"""Called with module, tensor, what was found, its type, and the largest clean gradient before."""
+
+
 class GradientWatch:
-    """Tensor hooks on what modules take and return, and on the parameters.
+    """Tensor hooks on what modules take and return, and on the parameters. `look` is called with every gradient."""
 
-    `seen` counts the gradients measured since `reset`, `bad` tells whether one of them was not finite.
-    """
-
-    def __init__(self, report: Report, guard: Callable[[Exception], None]) -> None:
-        self._report = report
+    def __init__(self, look: Look, guard: Callable[[Exception], None]) -> None:
+        self._look = look
         self._guard = guard
-        self._activations: dict[int, _Activation] = {}
+        self._activations: dict[int, Activation] = {}
         self._handles: list[Any] = []
         self._active = True
-        self.reset()
 
-    def reset(self) -> None:
-        """Forget what was seen. The activations' hooks stay with their graph, which frees them."""
-        self.seen = 0
-        self.bad = False
-        self._largest = 0.0
+    def watch_parameters(self, module: nn.Module, name: str, hooked: set[int]) -> None:
+        """Hook the trainable parameters that the module itself owns, unless they are hooked already (shared ones are).
 
-    def watch_parameters(self, module: nn.Module, name: str) -> None:
-        """Hook the trainable parameters that the module itself owns. They are local gradients, before any reduction."""
+        Their gradients are this rank's own, before any reduction.
+        """
         for label, parameter in module._parameters.items():
-            if parameter is not None and parameter.requires_grad:
-                hook = self._hook_for(_Weight(name, f"{label}.grad"))
+            if parameter is not None and parameter.requires_grad and id(parameter) not in hooked:
+                hooked.add(id(parameter))
+                hook = self._hook_for(Weight(name, f"{label}.grad"))
                 self._handles.append(parameter.register_hook(hook))
 
     def produced(self, tensor: Tensor, caller: str, path: str) -> None:
@@ -97,35 +95,56 @@ class GradientWatch:
         self._handles.clear()
         self._activations.clear()
 
-    def _find(self, tensor: Tensor, path: str) -> _Activation | None:
+    def _find(self, tensor: Tensor, path: str) -> Activation | None:
         if not tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return None
         known = self._activations.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return known
-        known = _Activation(weakref.ref(tensor), path)
+        known = Activation(weakref.ref(tensor), path)
         self._activations[id(tensor)] = known
         tensor.register_hook(self._hook_for(known))
         return known
 
-    def _hook_for(self, owner: _Activation | _Weight) -> Callable[[Tensor], None]:
+    def _hook_for(self, owner: Activation | Weight) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            if self._active and not self.bad:
-                try:
-                    self._look(gradient, owner)
-                except Exception as error:
-                    self._guard(error)
+            if not self._active or torch.compiler.is_compiling():
+                return
+            try:
+                self._look(gradient, owner)
+            except RunEnded:
+                raise
+            except Exception as error:
+                self._guard(error)
 
         return hook
 
-    def _look(self, gradient: Tensor, owner: _Activation | _Weight) -> None:
-        found = measure(gradient)
+
+class MeasuredGradients:
+    """Measures every gradient until one is bad, which is reported.
+
+    `seen` counts the gradients measured since `reset`, `bad` tells whether one of them was not finite, `largest` is the
+    largest magnitude of a finite one.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        self.seen = 0
+        self.bad = False
+        self.largest = 0.0
+
+    def look(self, gradient: Tensor, owner: Activation | Weight) -> None:
+        found = None if self.bad else measure(gradient)
         if found is None:
             return
         self.seen += 1
         if found.kind is None:
-            self._largest = max(self._largest, found.high)
+            self.largest = max(self.largest, found.high)
             return
         self.bad = True
         module, label = owner.blamed()
-        self._report(module, label, found, gradient.dtype, self._largest)
+        self._report(module, label, found, gradient.dtype, self.largest)

@@ -1,13 +1,23 @@
-"""A hook that copies of the model do not take along, and how a batch limit ends a run. Rank processes only."""
+"""A hook that copies of the model do not take along, and how the detector ends a run. Rank processes only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 
-class BatchLimitReached(ValueError):
+
+class RunEnded(ValueError):
+    """The detector ends the user's run because it was asked to. Nothing else of its own may pass a hook."""
+
+
+class BatchLimitReached(RunEnded):
     """Raised out of the root's forward when `abort_after_batch` asked for the end of the run there."""
+
+
+class NonFiniteFound(RunEnded):
+    """Raised by the drop-in class at the first inf or NaN, as the class of Transformers does."""
 
 
 class Hook:
@@ -33,6 +43,27 @@ class Hook:
 
     def __reduce__(self) -> tuple[Callable[[], Hook], tuple[()]]:
         return inert, ()
+
+
+def guarded(function: Callable[..., None], problem: Callable[[Exception], None]) -> Hook:
+    """A hook whose failures stay ours. It does nothing while torch compiles the code around it."""
+
+    def call(*args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            function(*args)
+        except RunEnded:
+            raise
+        except Exception as error:
+            problem(error)
+
+    return Hook(call)
+
+
+def recomputing() -> bool:
+    """Whether a backward pass runs now, so that a forward is the recomputation of activation checkpointing."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def inert() -> Hook:

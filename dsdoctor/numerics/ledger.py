@@ -8,6 +8,8 @@ Where only gradients went bad while a loss scale is searched, the judgement wait
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dsdoctor.numerics.events import Event, Origin, Place
 
 _LIMIT = 16
@@ -18,6 +20,10 @@ class Ledger:
     """Suspicions of one rank. The methods return the first bad value once it is certain, else None."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
         self._open: list[Event] = []
         self._waiting: list[Event] = []
         self._harmless: set[Place] = set()
@@ -33,10 +39,16 @@ class Ledger:
         if origin.deliberate:
             self.excuse(event.place)
         self._open = [
-            event.explained(origin) if known is event else known
+            known.explained(origin) if known.place == event.place else known
             for known in self._open
-            if not (known is event and origin.deliberate)
+            if not (known.place == event.place and origin.deliberate)
         ]
+
+    def became_nan(self, place: str) -> None:
+        """A NaN is seen at `place`: if an inf was born before, this is where it first shows as NaN."""
+        for index, event in enumerate(self._open):
+            if event.kind == "inf" and event.turned is None:
+                self._open[index] = replace(event, turned=place)
 
     def excuse(self, place: Place) -> None:
         """What is seen at this place is meant to be there."""
@@ -52,6 +64,10 @@ class Ledger:
         if strong is not None or strong_only:
             return strong
         return self._open[0] if self._open else None
+
+    def forget(self) -> None:
+        """Drop what is open."""
+        self._open.clear()
 
     def bad_loss(self, loss: Event) -> Event:
         """The loss is not finite: an earlier suspicion explains it, else it is the first bad value itself."""

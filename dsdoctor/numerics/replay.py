@@ -24,7 +24,7 @@ from dsdoctor.numerics.engines import is_gathered
 from dsdoctor.numerics.events import Origin
 from dsdoctor.numerics.stats import measure, only_minus_inf
 
-_COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 _PLAIN = (Tensor, bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 _HOOKS = (
     "_forward_pre_hooks",
@@ -84,7 +84,7 @@ class _Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace in _COMMUNICATION:
+        if func.namespace in COMMUNICATION:
             raise NotReplayable("it communicates with other ranks")
         operands = self._bad_operands((args[1:], kwargs) if causes.overwrites(func) else (args, kwargs))
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args) if causes.mutates(func) else args
@@ -152,10 +152,10 @@ def find_origin(
         NotReplayable: a second run could communicate, needs weights that are not here, or has arguments with a state.
     """
     _check(module, args, kwargs)
-    with _undone(module, state), torch.no_grad():
+    with undone(module, state), torch.no_grad():
         tracer = _Tracer(module)
         sink: list[Tensor] = []
-        _strip_hooks(module, child, sink)
+        strip_hooks(module, child, sink)
         with contextlib.suppress(_Reached), tracer:
             output = module.forward(*args, **kwargs)
             sink = [leaf for _, leaf in trees.leaves(output, "output") if isinstance(leaf, Tensor)]
@@ -172,8 +172,8 @@ def _check(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         raise NotReplayable("an argument carries a state")
 
 
-def _strip_hooks(module: nn.Module, child: nn.Module | None, sink: list[Tensor]) -> None:
-    """Empty the hooks below the module (`_undone` brings them back); let the child's call end the run."""
+def strip_hooks(module: nn.Module, child: nn.Module | None, sink: list[Tensor]) -> None:
+    """Empty the hooks below the module (`undone` brings them back); let the child's call end the run."""
 
     def reached(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [leaf for _, leaf in trees.arguments(args, kwargs) if isinstance(leaf, Tensor)]
@@ -190,7 +190,7 @@ def _strip_hooks(module: nn.Module, child: nn.Module | None, sink: list[Tensor])
 
 
 @contextlib.contextmanager
-def _undone(module: nn.Module, state: RandomState) -> Iterator[None]:
+def undone(module: nn.Module, state: RandomState) -> Iterator[None]:
     """Run from the given random state on copies of the buffers; put back attributes and random state afterwards."""
     now = RandomState.now()
     attributes = [(part, dict(part.__dict__)) for part in module.modules()]

@@ -26,7 +26,7 @@ class Bits:
     has_inf: bool = True
 
 
-_BITS = {
+BITS = {
     torch.float64: Bits(torch.int64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
     torch.float32: Bits(torch.int32, 0x7FFFFFFF, 0x7F800000),
     torch.float16: Bits(torch.int16, 0x7FFF, 0x7C00),
@@ -63,7 +63,7 @@ def floats(tensor: Tensor) -> Tensor | None:
         tensor = tensor.values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype not in _BITS or tensor.numel() == 0 or tensor.is_meta:
+    if tensor.dtype not in BITS or tensor.numel() == 0 or tensor.is_meta:
         return None
     return tensor.resolve_neg()
 
@@ -74,7 +74,7 @@ def measure(tensor: Tensor) -> Range | None:
         values = floats(tensor)
         if values is None:
             return _integer_range(tensor.detach())
-        bits = _BITS[values.dtype]
+        bits = BITS[values.dtype]
         low, high = torch.aminmax(values.view(bits.integer) & bits.magnitude)
         pair = torch.stack((low, high)).cpu()
         smallest, largest = pair.view(values.dtype).double().tolist()

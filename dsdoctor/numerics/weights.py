@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 from torch import Tensor, nn
@@ -14,24 +15,34 @@ _EXPLODED = 1e3
 
 
 class WeightWatch:
-    """Ranges of parameters, kept until the next optimizer step or an in-place change."""
+    """Ranges of parameters, kept until the next optimizer step or an in-place change.
+
+    `bad_at_start` names those that were not finite when `start` read them.
+    """
 
     def __init__(self, names: dict[int, str]) -> None:
         self._names = names
-        self._ranges: dict[int, tuple[int, Range | None]] = {}
+        self._ranges: dict[int, tuple[weakref.ref[Tensor], int, Range | None]] = {}
         self._first: float | None = None
         self._largest = 0.0
+        self.bad_at_start: list[tuple[str, str]] = []
 
     def range_of(self, parameter: Tensor) -> Range | None:
-        """The range of a parameter that is there in full. None for one that is partitioned away."""
+        """The range of a parameter or buffer that is there in full. None for one that is partitioned away."""
         if not is_gathered(parameter) or parameter.numel() == 0:
             return None
         known = self._ranges.get(id(parameter))
-        if known is None or known[0] != parameter._version:
-            known = (parameter._version, measure(parameter))
+        if known is None or known[0]() is not parameter or known[1] != parameter._version:
+            known = (weakref.ref(parameter), parameter._version, measure(parameter))
             self._ranges[id(parameter)] = known
-            self._grew(known[1])
-        return known[1]
+            if isinstance(parameter, nn.Parameter):
+                self._grew(known[2])
+        return known[2]
+
+    def start(self, model: nn.Module) -> None:
+        """Read the weights as they are before training, where nothing reads them in forward."""
+        self.bad_at_start = [(module, name) for module, name, _ in self.scan(model)]
+        self._first = self._largest
 
     def scan(self, model: nn.Module) -> Iterator[tuple[str, str, Range]]:
         """Module, parameter and range of each bad weight after an optimizer step, as far as this rank holds it."""
@@ -42,7 +53,7 @@ class WeightWatch:
             held = local_weights(parameter)
             found = measure(held) if held is not None else None
             if held is parameter:
-                self._ranges[id(parameter)] = (parameter._version, found)
+                self._ranges[id(parameter)] = (weakref.ref(parameter), parameter._version, found)
             self._grew(found)
             if found is not None and found.kind is not None and is_harmful(parameter):
                 module, _, name = self._names.get(id(parameter), "").rpartition(".")

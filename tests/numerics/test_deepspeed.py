@@ -76,7 +76,7 @@ def run(
     hits: list[tuple[FirstBad, str, str]] = []
     losses = []
     dtype = next(engine.module.parameters()).dtype
-    with attach(engine, on_first_bad=lambda *hit: hits.append(hit), **options) as detector:
+    with attach(engine, on_first_bad=lambda *hit: hits.append(hit), **{"mode": "frames", **options}) as detector:
         for batch in data:
             loss = engine(batch.to(dtype)).float().pow(2).mean()
             losses.append(loss.item())
@@ -98,7 +98,7 @@ STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_healthy_run_is_silent_and_frames_hold_whole_weights(stage: int) -> None:
     engine = initialize(Net(), config(stage))
     seen: list[str] = []
-    with attach(engine, trace_batches=[2], on_first_bad=lambda *hit: seen.append(hit[1])) as detector:
+    with attach(engine, mode="frames", trace_batches=[2], on_first_bad=lambda *hit: seen.append(hit[1])) as detector:
         for batch in batches(6):
             engine.backward(engine(batch.bfloat16()).float().mean())
             frames = detector._frames.last()
@@ -170,7 +170,10 @@ def test_gradients_bad_at_every_scale(stage: int) -> None:
             engine.backward(engine(batch.half()).float().mean())
             engine.step()
 
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)), pytest.raises(Exception, match="minimum"):
+    with (
+        attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)),
+        pytest.raises(Exception, match="minimum"),
+    ):
         until_the_floor()
     assert (hits[0].step, hits[0].phase, hits[0].module) == (0, "backward", "middle")
 
@@ -206,7 +209,7 @@ def test_step_skipped_by_bf16_is_still_a_finding(stage: int) -> None:
 def test_input_that_overflows_in_the_engines_cast() -> None:
     engine = initialize(Net(), config(1, "fp16", fp16={"initial_scale_power": 4, "auto_cast": True}))
     hits: list[FirstBad] = []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)):
+    with attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)):
         engine.backward(engine(torch.full((4, 8), 1e6)).float().mean())
     assert (hits[0].phase, hits[0].kind, hits[0].cause) == ("input", "inf", "cast-overflow")
 
@@ -241,7 +244,8 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
 engine = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=json.loads(sys.argv[1]))[0]
 hits = []
-with attach(engine, on_first_bad=lambda found, *_: hits.append([found.rank, found.step, found.phase, found.kind])) as d:
+note = lambda found, *_: hits.append([found.rank, found.step, found.phase, found.kind])
+with attach(engine, mode="frames", on_first_bad=note) as d:
     for step in range(3):
         batch = torch.randn(4, 8)
         if rank == 1 and step == 1:

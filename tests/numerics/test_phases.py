@@ -35,7 +35,7 @@ def train(
 ) -> tuple[Detector, list[tuple[FirstBad, str, str]]]:
     """Run the batches under the detector and return it with what it called back."""
     hits: list[tuple[FirstBad, str, str]] = []
-    detector = attach(engine, on_first_bad=lambda *hit: hits.append(hit), **options)
+    detector = attach(engine, on_first_bad=lambda *hit: hits.append(hit), **{"mode": "frames", **options})
     try:
         for batch in batches:
             engine.backward(loss(engine(batch)))
@@ -83,7 +83,7 @@ def test_bad_value_deep_in_a_keyword_batch() -> None:
     engine = TinyEngine(Keyed())
     bad = torch.full((4, 8), float("inf"))
     hits: list[FirstBad] = []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)):
+    with attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)):
         engine.backward(engine(batch={"features": [bad]}).sum())
     assert (hits[0].phase, hits[0].tensor, hits[0].kind) == ("input", "input[batch][features][0]", "inf")
 
@@ -221,7 +221,7 @@ def test_the_earliest_wins_and_is_reported_once() -> None:
 def test_a_plain_module_counts_its_forwards_as_steps() -> None:
     net = Net(nn.Sequential(nn.Linear(8, 8), Log()))
     hits: list[FirstBad] = []
-    with attach(net, on_first_bad=lambda found, *_: hits.append(found)):
+    with attach(net, mode="frames", on_first_bad=lambda found, *_: hits.append(found)):
         net(batches(1)[0]).sum().backward()
         with torch.no_grad():
             net.middle[0].weight.zero_(), net.middle[0].bias.zero_()  # type: ignore[index, union-attr]
@@ -238,7 +238,10 @@ def test_a_script_that_raises_on_the_nan_itself_is_judged_at_detach() -> None:
     def script() -> None:
         assert net(data).isfinite().all(), "the loss is nan"
 
-    with pytest.raises(AssertionError, match="nan"), attach(net, on_first_bad=lambda f, *_: hits.append(f)):
+    with (
+        pytest.raises(AssertionError, match="nan"),
+        attach(net, mode="frames", on_first_bad=lambda f, *_: hits.append(f)),
+    ):
         script()
     assert hits[0].phase == "input"
 

@@ -122,7 +122,7 @@ def test_what_was_harmless_before_is_not_blamed_later() -> None:
     net = Branch()
     engine = TinyEngine(net)
     hits: list[FirstBad] = []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)):
+    with attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)):
         for step, batch in enumerate(batches(3)):
             if step == 2:
                 nn.init.zeros_(net.middle[0].weight), nn.init.zeros_(net.middle[0].bias)  # type: ignore[index, union-attr, arg-type]
@@ -158,7 +158,10 @@ def test_an_engine_that_gives_up_above_the_floor_we_assumed() -> None:
             engine.step()
 
     engine._take_step = take_step  # type: ignore[method-assign]
-    with attach(engine, on_first_bad=lambda f, *_: hits.append(f)), pytest.raises(RuntimeError, match="minimum"):
+    with (
+        attach(engine, mode="frames", on_first_bad=lambda f, *_: hits.append(f)),
+        pytest.raises(RuntimeError, match="minimum"),
+    ):
         script()
     assert [(h.step, h.phase, h.module) for h in hits] == [(0, "backward", "middle")]
 
@@ -177,7 +180,7 @@ def test_gradients_bad_down_to_the_floor_of_the_scale_are_found_where_they_began
             return Singular()(x) if self.calls > 2 else x
 
     engine, hits = TinyEngine(Net(Later()), scale=16.0), []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)):
+    with attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)):
         for step, batch in enumerate(batches(7)):
             assert bool(hits) == (step > 6), "certain only once the scale sits at its floor"
             engine.backward(engine(batch).sum())
@@ -215,12 +218,14 @@ def test_recomputation_is_not_another_forward(reentrant: bool) -> None:
     net = Checkpointed(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
     engine = TinyEngine(net)
     reports: list[str] = []
-    with attach(engine, max_frames=100, on_first_bad=lambda _, report, __: reports.append(report)):
+    with attach(engine, mode="frames", max_frames=100, on_first_bad=lambda _, report, __: reports.append(report)):
         for step, batch in enumerate(batches(2)):
             batch[0, 0] = float("nan") if step else 1.0
             engine.backward(engine(batch).sum())
             engine.step()
-    assert reports[0].count("middle.0 Linear") == 1, "only the first batch's forward, not its recomputation"
+    assert reports[0].count("middle.0 Linear\n") == 1, "the first batch's forward"
+    assert reports[0].count("middle.0 Linear (recomputed)\n") == 1, "and its recomputation, marked"
+    assert "batch_number=1" in reports[0], "a recomputation is no batch"
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -237,7 +242,7 @@ def test_evaluation_is_not_judged() -> None:
     net = Net()
     bad = torch.full((4, 8), float("nan"))
     hits: list[FirstBad] = []
-    with attach(net, on_first_bad=lambda found, *_: hits.append(found)), torch.no_grad():
+    with attach(net, mode="frames", on_first_bad=lambda found, *_: hits.append(found)), torch.no_grad():
         net(bad), net(bad)
     assert hits == []
 
@@ -280,7 +285,7 @@ def test_a_replay_leaves_no_trace() -> None:
     def state(observed: bool) -> tuple[Any, ...]:
         torch.manual_seed(1)
         module = Stateful()
-        detector = attach(module) if observed else None
+        detector = attach(module, mode="frames") if observed else None
         module(batches(1)[0])
         if detector is not None:
             assert detector._ledger.earliest() is not None, "the module was suspected, so it ran again"
@@ -336,7 +341,7 @@ def test_an_exception_in_forward_leaves_the_detector_in_order() -> None:
 
     net = Net(Fragile())
     hits: list[FirstBad] = []
-    with attach(net, on_first_bad=lambda found, *_: hits.append(found)) as detector:
+    with attach(net, mode="frames", on_first_bad=lambda found, *_: hits.append(found)) as detector:
         with pytest.raises(KeyError, match="broken"):
             net(batches(1)[0])
         assert not detector._forward._stack
@@ -353,7 +358,7 @@ def test_a_failing_callback_does_not_reach_the_script() -> None:
     data = batches(1)[0]
     data[0, 0] = float("nan")
     engine = TinyEngine(Net())
-    with attach(engine, on_first_bad=broken) as detector:
+    with attach(engine, mode="frames", on_first_bad=broken) as detector:
         engine.backward(engine(data).sum())
     assert detector.problems == ["OSError: disk full"]
 
@@ -368,7 +373,7 @@ def test_nothing_keeps_activations_alive() -> None:
             return out
 
     net = Net(nn.Sequential(Spy(), nn.Tanh()))
-    with attach(net, on_first_bad=lambda *_: None):
+    with attach(net, mode="frames", on_first_bad=lambda *_: None):
         for batch in batches(2):
             net(batch).sum().backward()
         gc.collect()
@@ -385,7 +390,7 @@ def test_copies_and_pickles_of_a_watched_model_are_free_of_the_detector() -> Non
         torch.save(net, buffer)
         for twin in twins:
             twin(data)
-        assert detector._clock.batch == -1
+        assert detector.clock.batch == -1
     for twin in twins:
         attach(twin).detach()
 

@@ -37,6 +37,14 @@ def bert() -> Any:
     return transformers.BertForMaskedLM(transformers.BertConfig(max_position_embeddings=32, **SMALL))
 
 
+def opt() -> Any:
+    config = transformers.OPTConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, ffn_dim=64, num_attention_heads=4, word_embed_proj_dim=32,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config)
+
+
 MODELS = {
     "gpt2": gpt2,
     "gpt2 eager": lambda: gpt2(attn_implementation="eager"),
@@ -44,6 +52,7 @@ MODELS = {
     "llama eager": lambda: llama(attn_implementation="eager"),
     "t5": t5,
     "bert": bert,
+    "opt": opt,
 }
 
 
@@ -53,7 +62,7 @@ def test_padded_batches_of_a_healthy_model_are_silent(name: str, side: str) -> N
     torch.manual_seed(0)
     engine = TinyEngine(MODELS[name]().train())
     hits: list[FirstBad] = []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)) as detector:
+    with attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)) as detector:
         for _ in range(3):
             tokens = torch.randint(2, 64, (3, 10))
             mask = torch.ones(3, 10, dtype=torch.long)
@@ -71,7 +80,7 @@ def test_a_value_inside_a_model_output_is_seen() -> None:
         model.model.layers[1].mlp.down_proj.weight[3, 2] = float("inf")
     engine = TinyEngine(model)
     hits: list[tuple[FirstBad, str]] = []
-    with attach(engine, on_first_bad=lambda found, report, _: hits.append((found, report))):
+    with attach(engine, mode="frames", on_first_bad=lambda found, report, _: hits.append((found, report))):
         tokens = torch.randint(2, 64, (2, 8))
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
     found, report = hits[0]
@@ -82,7 +91,7 @@ def test_a_value_inside_a_model_output_is_seen() -> None:
 def test_all_labels_ignored_inside_the_model() -> None:
     engine = TinyEngine(gpt2().train())
     hits: list[FirstBad] = []
-    with attach(engine, on_first_bad=lambda found, *_: hits.append(found)) as detector:
+    with attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found)) as detector:
         tokens = torch.randint(2, 64, (2, 8))
         engine.backward(engine(input_ids=tokens, labels=torch.full_like(tokens, -100)).loss)
     assert (hits[0].phase, hits[0].module, hits[0].tensor) == ("forward", "", "output[loss]")

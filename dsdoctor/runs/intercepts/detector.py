@@ -11,4 +11,4 @@ def attach(session: RankSession, engine: Any) -> None:
     """Attach the detector; the run goes on after a hit."""
     from dsdoctor import numerics
 
-    numerics.attach(engine, on_first_bad=session.trace.first_bad)
+    numerics.attach(engine, mode="frames", on_first_bad=session.trace.first_bad)
