@@ -68,9 +68,7 @@ FAULTS = (
     Fault(
         name="log-of-zero",
         blame=("script",),
-        plant={
-            "loss": "loss = loss + (0.0 * torch.log(loss.detach() * 0 * (step == 4) + (step != 4)) if step == 4 else 0)"
-        },
+        plant={"loss": "loss = loss + (0 * torch.log(loss * 0) if step == 4 else 0)"},
         ids=NAN,
         bad={"step": 4},
     ),
@@ -127,7 +125,7 @@ FAULTS = (
     Fault(
         name="high-rate",
         blame=("config",),
-        plant={"loss": "loss = loss if loss < 100 else loss * float('nan')"},
+        plant={"loss": "loss = loss / (loss < 50)"},
         config={"optimizer": {"params": {"lr": 0.9}}},
         culprit=("optimizer.params.lr",),
         ids=("config/guilty-key",),
@@ -265,10 +263,7 @@ def config_of(style: str, stage: int) -> dict[str, Any]:
     }
     if style == "trainer":
         config |= {"gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
-        config["optimizer"] = {
-            "type": "AdamW",
-            "params": {"lr": "auto", "betas": "auto", "eps": "auto", "torch_adam": True},
-        }
+        config["optimizer"]["params"] = {"lr": "auto", "betas": "auto", "eps": "auto", "torch_adam": True}
     return config
 
 

@@ -48,7 +48,7 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
     right = sum(not entry["wrong"] for entry in entries)
     versions = ", ".join(f"{name} {version(name)}" for name in _NAMES)
     rows = "\n".join(
-        f"| {e['name']} | {e['blame']} | {', '.join(e['culprit'])} | {'; '.join(e['wrong']) or 'right'} | {e['seconds']} |"
+        f"| {e['name']} | {e['blame']} | {', '.join(e['culprit'])} | {'; '.join(e['wrong']) or 'right'} |"
         for e in entries
     )
     return f"""# Seeded faults: what was planted and what dsdoctor triage named
@@ -58,7 +58,7 @@ Written by `pytest -m full tests/mutations`; only cases that were run are listed
 
 **{right} of {len(entries)} right.**
 
-| case | blame | culprit | | seconds |
-|---|---|---|---|---|
+| case | blame | culprit | |
+|---|---|---|---|
 {rows}
 """

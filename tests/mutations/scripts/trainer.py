@@ -13,13 +13,6 @@ class Counting(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone()}
 
 
-class Model(GPT2LMHeadModel):
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        # PLANT forward
-        return output
-
-
 class OwnTrainer(Trainer):
     done = 0
 
@@ -41,7 +34,7 @@ def main():
         n_layer=2, n_head=2, n_embd=32, vocab_size=24, n_positions=12, bos_token_id=0, eos_token_id=0,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    model = Model(config)
+    model = GPT2LMHeadModel(config)
     # PLANT model
     OwnTrainer(model=model, args=arguments, train_dataset=Counting()).train()
 
