@@ -8,6 +8,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import before_run, context, remedies
 from dsdoctor.diagnoses import loss_scale_told as told
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.numerics_precision import Bf16ModelInFp16
 from dsdoctor.finding import Finding, Fix
 from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading, read
 from dsdoctor.runs.facts import Failure
@@ -62,7 +63,7 @@ class Collapse(Diagnosis):
             cause=text,
             evidence=tuple(dict.fromkeys((*raised[:1], *told.proof(history)))),
             confidence=_sure(history) if settled else 0.55,
-            role="consequence" if nan_loss else "root",
+            role="consequence" if nan_loss or _wrong_precision(case) else "root",
             caveat=_only_counted(history) if settled else "The record ends before the scale reached its floor.",
             fixes=self._fixes(case, nan_loss),
             keys=("fp16.enabled",),
@@ -123,6 +124,11 @@ class Static(Diagnosis):
             )
             return
         yield from before_run.static_scale(self, case)
+
+
+def _wrong_precision(case: Case) -> bool:
+    """True if the model was trained in bf16, which explains why no scale fits."""
+    return any(found.severity == "error" for found in Bf16ModelInFp16().examine(case))
 
 
 def _never_applied(history: LossScaleHistory, reading: LossScaleReading) -> bool:

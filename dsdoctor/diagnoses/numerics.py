@@ -10,6 +10,7 @@ from dsdoctor.diagnoses import context, log_numbers, remedies
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.diagnoses.numerics_precision import Bf16ModelInFp16
 from dsdoctor.finding import Evidence, Finding, FirstBad, Fix, Role
 from dsdoctor.logs.facts import LogFacts
 
@@ -64,7 +65,7 @@ class NanLoss(Diagnosis):
                 yield self._found(case, text, _skips_without_scale(case)[:2], 0.8)
 
     def _found(self, case: Case, cause: str, proof: tuple[Evidence, ...], confidence: float) -> Finding:
-        role: Role = "consequence" if _bad_input(case) is not None else "root"
+        role: Role = "consequence" if _explained(case) else "root"
         proof = (*proof, *remedies.first_bad_evidence(case))
         return self.finding(cause=cause, evidence=proof, confidence=confidence, role=role, fixes=remedies.fixes(case))
 
@@ -141,6 +142,46 @@ class BadInput(Diagnosis):
         )
 
 
+class ReductionOverflow(Diagnosis):
+    """The gradients of every rank are finite, and their sum over the ranks is not.
+
+    What it is: gradients are reduced in the precision of the model unless the config says otherwise. In fp16 the sum
+    over many ranks passes 65504 although no rank's own gradient does. Without ZeRO the ranks are summed first and
+    divided afterwards, so that N ranks reach that limit with gradients N times smaller.
+
+    What proves it: the detector looked at every gradient before the reduction and after it: finite before on all
+    ranks, inf after.
+
+    When it could be wrong: a gradient that is changed between the two by a hook of the script; a broken link between
+    the ranks (`dsdoctor comm` checks the values that arrive).
+
+    What to do: `"communication_data_type": "fp32"`; without ZeRO also `prescale_gradients`. It costs twice the traffic
+    of gradients, and bf16 does away with the problem.
+    """
+
+    id = "numerics/reduction-overflow"
+    severity = "error"
+    title = "the gradients overflow when they are summed over the ranks"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        bad = case.first_bad
+        if bad is None or bad.cause != "reduction-overflow":
+            return
+        unscaled = context.stage(case) == 0
+        prescale = Fix(text="or divide before the sum (without ZeRO only)", patch={"prescale_gradients": True})
+        yield self.finding(
+            cause=f"every rank has finite gradients in step {bad.step}, and their sum over the ranks is {bad.kind}"
+            + (": without ZeRO they are summed first and divided afterwards" if unscaled else ""),
+            evidence=remedies.first_bad_evidence(case),
+            confidence=0.9,
+            fixes=(
+                Fix(text="reduce the gradients in fp32", patch={"communication_data_type": "fp32"}),
+                *((prescale,) if unscaled else ()),
+            ),
+            keys=("communication_data_type",),
+        )
+
+
 class ZeroGradients(TextDiagnosis):
     """The bf16 optimizer asserts that the gradient norm is above zero, and it is not.
 
@@ -212,6 +253,13 @@ class OverlapCommRace(Diagnosis):
         )
 
 
+def _explained(case: Case) -> bool:
+    """True if a narrower diagnosis says where the value that is not finite comes from."""
+    first = case.first_bad
+    located = first is not None and (first.phase == "input" or first.cause == "reduction-overflow")
+    return located or any(found.severity == "error" for found in Bf16ModelInFp16().examine(case))
+
+
 def _bad_input(case: Case) -> FirstBad | None:
     """The first non-finite value, if it stood in the input of the model."""
     first = case.first_bad
@@ -229,4 +277,11 @@ def _skips_without_scale(case: Case) -> tuple[Evidence, ...]:
     return tuple(a.evidence for history in unscaled for a in history.attempts if a.evidence is not None)
 
 
-DIAGNOSES: tuple[Diagnosis, ...] = (BadInput(), NanLoss(), LossZeroIsNan(), ZeroGradients(), OverlapCommRace())
+DIAGNOSES: tuple[Diagnosis, ...] = (
+    BadInput(),
+    ReductionOverflow(),
+    NanLoss(),
+    LossZeroIsNan(),
+    ZeroGradients(),
+    OverlapCommRace(),
+)

@@ -76,6 +76,7 @@ POSITIVE = {
         log(event("model-name", model="google/t5-3b"), loss_scale=COLLAPSE, **FP16),
     ],
     "numerics/bad-input": [located("input", "bad-input")],
+    "numerics/reduction-overflow": [located("reduction", "reduction-overflow")],
     "numerics/zero-gradients": [
         failed("AssertionError", "", USER, NORM),
         log_failure("AssertionError", "", USER, NORM),
@@ -112,6 +113,7 @@ NEGATIVE = {
         of(steps((NAN, NAN)), precision="fp16", model=GPT2),
     ],
     "numerics/bad-input": [located("forward", "domain"), healthy()],
+    "numerics/reduction-overflow": [located("reduction"), located("backward", "overflow"), healthy(), Case()],
     "numerics/zero-gradients": [failed("AssertionError", "", USER), failed("ValueError", "all_groups_norm", NORM)],
     "numerics/dtype-unsupported": [
         failed("ValueError", "Type of argument is not supported", USER),
@@ -165,3 +167,26 @@ def test_the_other_precision_is_advised_for_each():
     (no_bf16,) = found(POSITIVE["numerics/dtype-unsupported"][1], "numerics/dtype-unsupported")
     assert no_fp16.fixes[0].patch == {"fp16": {"enabled": False}, "bf16": {"enabled": True}}
     assert no_bf16.fixes[0].patch == {"fp16": {"enabled": True}, "bf16": {"enabled": False}}
+
+
+@pytest.mark.parametrize(
+    "case", [located("reduction", "reduction-overflow"), of(steps((NAN,)), precision="fp16", model=T5)]
+)
+def test_a_nan_loss_follows_from_what_explains_it(case):
+    (finding,) = found(case, "numerics/nan-loss")
+    assert finding.role == "consequence"
+
+
+def test_a_collapse_follows_from_a_model_trained_in_bf16():
+    (collapse,) = found(of(steps((2.0,)), precision="fp16", history=COLLAPSE, model=T5), "loss-scale/collapse")
+    (other,) = found(of(steps((2.0,)), precision="fp16", history=COLLAPSE, model=GPT2), "loss-scale/collapse")
+    assert (collapse.role, other.role) == ("consequence", "root")
+
+
+def test_without_zero_the_gradients_can_be_divided_first():
+    case = located("reduction", "reduction-overflow")
+    job = replace(case.runs[0], facts=replace(case.runs[0].facts, zero_stage=0))
+    (sharded,) = found(case, "numerics/reduction-overflow")
+    (whole,) = found(Case(runs=(job, case.runs[1])), "numerics/reduction-overflow")
+    assert [fix.patch for fix in sharded.fixes] == [{"communication_data_type": "fp32"}]
+    assert whole.fixes[1].patch == {"prescale_gradients": True}
