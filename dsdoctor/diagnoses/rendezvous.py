@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.comm.facts import CommFacts
@@ -11,7 +12,7 @@ from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.comm_check import SOURCE, ended, names, reading_of, stands
 from dsdoctor.diagnoses.explained import holds
-from dsdoctor.diagnoses.forms import Form, TextDiagnosis
+from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.peers import raised_itself
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.runs.facts import Failure
@@ -56,7 +57,7 @@ class PortInUse(TextDiagnosis):
         taken = port_taken(case.comm)
         if not taken:
             yield from nodes.stranger_at_port(self, case)
-            yield from super().examine(case)
+            yield from (self._launched_twice(found, case) for found in super().examine(case))
             return
         port = case.comm.master_port if case.comm else None
         yield self.finding(
@@ -64,6 +65,18 @@ class PortInUse(TextDiagnosis):
             evidence=(Evidence(source=SOURCE, text=taken),),
             confidence=0.97,
             fixes=self.fixes,
+        )
+
+    def _launched_twice(self, found: Finding, case: Case) -> Finding:
+        """Several launchers for the first node in one log: each wants the port for itself."""
+        first = [e for e in case.logs.of_kind("node-rank") if e.fields["node"] == "0"] if case.logs is not None else []
+        if sum(event.count for event in first) < 2:
+            return found
+        return replace(
+            found,
+            cause="the job was launched more than once, and each launcher wants the rendezvous port for itself",
+            evidence=(*found.evidence[:2], *(event.evidence() for event in first))[:MAX_EVIDENCE],
+            fixes=(Fix(text="start one launcher a node: srun --ntasks-per-node=1 deepspeed ..."), *self.fixes),
         )
 
 

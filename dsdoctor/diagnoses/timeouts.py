@@ -54,6 +54,22 @@ def moment(event: LogEvent) -> str:
     return began.strftime("%H:%M:%S")
 
 
+def behind(case: Case) -> tuple[LogEvent, LogEvent] | None:
+    """The rank that had called the fewest collectives of a group, and the one with the most, by their own counts."""
+    groups: dict[str, dict[int | None, LogEvent]] = {}
+    for event in case.logs.of_kind("work-count") if case.logs is not None else ():
+        groups.setdefault(event.fields.get("group", ""), {}).setdefault(event.rank, event)
+    for said in groups.values():
+        least, most = min(said.values(), key=_called), max(said.values(), key=_called)
+        if _called(least) < _called(most):
+            return least, most
+    return None
+
+
+def _called(event: LogEvent) -> int:
+    return int(event.fields["enqueued"])
+
+
 def silent_ranks(logs: LogFacts, late: Sequence[LogEvent | Evidence]) -> tuple[int, ...]:
     """Ranks that are known of and that did not report the timeout."""
     known = {*logs.ranks, *(exit.rank for exit in logs.exits if exit.rank is not None)}

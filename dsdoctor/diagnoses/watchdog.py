@@ -13,6 +13,7 @@ from dsdoctor.diagnoses.standing import in_one_round, own_frame, pair_apart, sta
 from dsdoctor.diagnoses.timeouts import (
     FIRST_COLLECTIVES,
     KEY_NEVER_CAME,
+    behind,
     call,
     different,
     moment,
@@ -239,6 +240,12 @@ class Timeout(Diagnosis):
         who = f"; rank {silent[0]} says nothing" if len(silent) == 1 else ""
         what = f"{call(late[0])}, number {late[0].fields['seq']}," if late else "a collective"
         ranks = len({one.rank for one in proof})
+        apart_in_count = behind(case)
+        if apart_in_count is not None:
+            least, most = apart_in_count
+            few, many = least.fields["enqueued"], most.fields["enqueued"]
+            who = f"; rank {least.rank} is behind: it had called {few} collectives, rank {most.rank} {many}"
+            proof = (*proof[:2], least.evidence(), most.evidence())
         yield self.finding(
             cause=f"{what} timed out on {ranks} rank{'s' if ranks > 1 else ''}{who}" + _since(late),
             evidence=proof[:MAX_EVIDENCE],

@@ -233,7 +233,7 @@ ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert", "exit-word")
 STEPS = ("hf-dict", "megatron", "plain-step", "pipe-step")
 """Kinds that tell the values of a step."""
 
-ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded")
+ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded", "preparing")
 """Kinds that mean the same whatever the digits in the line are, and tell nothing but that they came."""
 
 ALL = (*OVERFLOWS, *PROGRESS, *EXITS, *COUNTS, *EVENTS, *RANKS)

@@ -85,6 +85,7 @@ RANKS = (
         "NCCL INFO NCCL version",
         r"(?P<process>(?:[\w.-]+:)?\d+):\d+ \[\d+\] NCCL INFO NCCL version (?P<nccl>\d+\.\d+\.\d+)",
     ),
+    _row("node-rank", "node_rank=", r"nnodes=(?P<nodes>\d+), num_local_procs=\d+, node_rank=(?P<node>\d+)"),
     _row("nccl-truncated", "Message truncated", r"NCCL WARN Message truncated : received \d+ bytes instead of \d+"),
     _row(
         "name-unresolved",
@@ -158,6 +159,13 @@ RANKS = (
         r"Rank (?P<rank>\d+)\] .*?(?:(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): "
         r"(?P<work>\d+)"
         r"|watchdog got stuck for (?P<stuck>\d+) seconds)",
+    ),
+    # How far a rank had come: what it had called, and what was done.
+    _row(
+        "work-count",
+        "ast enqueued ",
+        r"(?:\[(?P<group>PG [^\]]*?) )?Rank (?P<rank>\d+)\] .*?[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>\d+), "
+        r"last completed (?:NCCL )?work: (?P<completed>\d+)",
     ),
     # An exception of C++ that nothing caught; that of a timeout has its own row.
     _row(

@@ -75,6 +75,20 @@ def test_a_call_of_the_verbs_library_that_failed_and_did_no_harm():
     assert not found(log(event("no-peer-access"), steps_seen=50), "comm/p2p-hang")
 
 
+def test_the_rank_that_called_fewer_collectives_is_behind():
+    counts = [event("work-count", rank=r, enqueued=n, completed="807") for r, n in ((0, "811"), (1, "811"), (2, "807"))]
+    late = event("watchdog", rank=0, seq="808", op="ALLREDUCE", numel="9", timeout="600000")
+    (finding,) = found(log(late, *counts, steps_seen=50), "comm/timeout")
+    assert "rank 2 is behind: it had called 807 collectives, rank 0 811" in finding.cause
+
+
+def test_a_port_that_two_launchers_of_one_job_want():
+    twice = event("node-rank", nodes="1", node="0", count=2)
+    (finding,) = found(log(event("port-taken"), twice, exits=(process_exit(1),)), "launch/port-in-use")
+    assert "launched more than once" in finding.cause
+    assert "--ntasks-per-node=1" in finding.fixes[0].text
+
+
 def test_the_moment_is_that_of_the_message_less_the_time_limit():
     text = "[E511 10:40:00.408271257 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout"
     late = event("watchdog", text, rank=0, seq="1580", op="ALLREDUCE", numel="466119168", timeout="600000")
