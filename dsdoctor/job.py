@@ -36,6 +36,8 @@ class Job:
     """`shrink`: Hugging Face models with fewer layers. `checkpoint`: DeepSpeed's folder that every leg goes on from."""
     bisect: Literal["suspects", "automatic", "asked"] = "automatic"
     """How far the search for guilty keys goes, see `blame.plan.Depth`."""
+    ask_libraries_late: bool = False
+    """Ask torch and DeepSpeed about the machine only where a run failed, as no verdict needs it before."""
     folder: Path
     cwd: str = field(default_factory=os.getcwd)
     began: float = field(default_factory=time.monotonic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from dsdoctor.cli.options import add_job_arguments, job
 from dsdoctor.cli.triage import examine
@@ -25,5 +25,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asked = replace(job(arguments, stages=_STAGES), bisect="asked" if arguments.bisect else "suspects")
+    depth: Literal["asked", "suspects"] = "asked" if arguments.bisect else "suspects"
+    asked = replace(job(arguments, stages=_STAGES), bisect=depth, ask_libraries_late=True)
     return examine(asked, "blame", as_json=arguments.json)

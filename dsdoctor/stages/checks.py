@@ -9,6 +9,7 @@ from pathlib import Path
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.finding import Finding
+from dsdoctor.machine.facts import MachineFacts
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.framework import guess
 from dsdoctor.stages.observe import host_device, launch_plan, nproc, observe
@@ -18,13 +19,7 @@ from dsdoctor.units import size
 
 def environment(examination: Examination) -> StageResult:
     """Versions, devices and limits of this machine; op builds only as far as the config needs them."""
-    from dsdoctor.dsconfig import load_config
-    from dsdoctor.machine.collect import collect
-
-    job = examination.job
-    data = load_config(job.config, release="", world_size=1).data
-    machine = collect(config=data, folder=job.folder)
-    examination.learn(machine=machine)
+    machine = look_at_the_machine(examination, libraries=not examination.job.ask_libraries_late)
     missing = [name for name in ("torch", "deepspeed") if name not in machine.versions]
     if missing:
         return StageResult(name="environment", status="failed", why=f"{' and '.join(missing)} cannot be imported")
@@ -33,6 +28,18 @@ def environment(examination: Examination) -> StageResult:
     why = f"Python {machine.python}, {versions}; {gpus}; {size(machine.host_available)} of host memory free"
     status, trouble = _from_findings(Case(machine=machine))
     return StageResult(name="environment", status=status, why=trouble or why, details=machine.to_dict())
+
+
+def look_at_the_machine(examination: Examination, *, libraries: bool) -> MachineFacts:
+    """Collect the machine's facts into the case. To ask torch and DeepSpeed as well takes as long as to import them."""
+    from dsdoctor.dsconfig import load_config
+    from dsdoctor.machine.collect import PROBE_COMMAND, collect
+
+    job = examination.job
+    data = load_config(job.config, release="", world_size=1).data
+    machine = collect(config=data, folder=job.folder, probe_command=PROBE_COMMAND if libraries else None)
+    examination.learn(machine=machine)
+    return machine
 
 
 def config(examination: Examination) -> StageResult:

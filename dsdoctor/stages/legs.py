@@ -8,7 +8,7 @@ from typing import Any
 from dsdoctor.blame.compare import PERSISTS, compare, nondeterministic
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.runs.facts import Run
-from dsdoctor.stages.checks import cannot_run, comm_failed
+from dsdoctor.stages.checks import cannot_run, comm_failed, look_at_the_machine
 from dsdoctor.stages.observe import observe
 from dsdoctor.triage import Examination, StageResult, Status
 
@@ -19,6 +19,8 @@ def with_deepspeed(examination: Examination) -> StageResult:
         return StageResult(name="with-deepspeed", status="skipped", why=reason)
     run = _failed_before_the_model(examination) or observe(examination, "with-deepspeed", engine="deepspeed")
     examination.learn(runs=(*examination.case.runs, run))
+    if examination.job.ask_libraries_late and judge(run).failed:
+        look_at_the_machine(examination, libraries=True)
     return told(run)
 
 
