@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import before_run
+from dsdoctor.diagnoses import before_run_model
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import RESOLVERS, as_json, as_list, at_key, everyone, raised
 from dsdoctor.dsconfig import batch, keys, patch
@@ -87,7 +87,7 @@ class AutoUnresolved(Diagnosis):
         if config is not None and (autos or config.data):
             exceptions = [(f, key) for f, key in exceptions if not _written_otherwise(config, key)]
         if config is not None:
-            yield from before_run.no_hidden_size(self, case)
+            yield from before_run_model.no_hidden_size(self, case)
         if config is not None and autos:
             yield self._from_config(config, autos, exceptions)
         elif exceptions:

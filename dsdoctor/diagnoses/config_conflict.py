@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import (
     before_run,
+    before_run_model,
     config_conflict_other,
     config_conflict_parallel,
     config_conflict_precision,
@@ -61,7 +62,7 @@ class ConfigConflict(Diagnosis):
         config = case.config
         if config is not None and config.data and config.framework in RESOLVERS and not config.has(_ZERO):
             yield self._no_zero_section(config)
-        yield from before_run.untied_in_pipeline(self, case)
+        yield from before_run_model.untied_in_pipeline(self, case)
 
     def _conflict(
         self, conflict: Conflict, config: ConfigFacts | None, seen: tuple[Evidence, ...], lint: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import before_run, context, remedies
+from dsdoctor.diagnoses import before_run_model, context, remedies
 from dsdoctor.diagnoses import loss_scale_told as told
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.numerics_precision import Bf16ModelInFp16
@@ -123,7 +123,7 @@ class Static(Diagnosis):
                 keys=("fp16.loss_scale",),
             )
             return
-        yield from before_run.static_scale(self, case)
+        yield from before_run_model.static_scale(self, case)
 
 
 def _wrong_precision(case: Case) -> bool:

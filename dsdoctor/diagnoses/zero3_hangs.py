@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import before_run, context
+from dsdoctor.diagnoses import before_run_model, context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
@@ -40,7 +40,7 @@ class MoeHang(Diagnosis):
     title = "experts under ZeRO-3 without leaf modules"
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        yield from before_run.experts_without_leaves(self, case)
+        yield from before_run_model.experts_without_leaves(self, case)
         logs = case.logs
         experts = [event.evidence() for event in logs.of_kind("experts")] if logs is not None else []
         if logs is None or not experts or any(logs.of_kind("leaf-modules")):

@@ -6,10 +6,12 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.dsconfig import load_config
 from dsdoctor.logs.facts import LogFacts
+from dsdoctor.machine.facts import Device, MachineFacts
 from dsdoctor.model_config import ModelConfig
 from dsdoctor.scripts.read import parse
 
 ZERO = "zero_optimization"
+NATIVE = {"DS_PIN_MEMORY_BACKEND": "native"}
 STAGE_3 = {"train_micro_batch_size_per_gpu": 1, ZERO: {"stage": 3}, "bf16": {"enabled": True}}
 STAGE_2 = STAGE_3 | {ZERO: {"stage": 2}}
 GATHERS = STAGE_3 | {ZERO: {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
@@ -32,7 +34,20 @@ def case(config, script=None, model=None, release="0.19.8", **more):
     return Case(config=facts, script=parse(script, "train.py") if script is not None else None, model=model, **more)
 
 
+SWAPS = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 5, "buffer_size": 100_000_000}
+SWAPPED = STAGE_3 | {ZERO: {"stage": 3, "offload_param": SWAPS}}
+GIB = 2**30
+
+
+def host(free, **more):
+    return MachineFacts(
+        memory_available=free, devices=(Device(index=0, name="GPU"), Device(index=1, name="GPU")), **more
+    )
+
+
 FOUND = [
+    ("memory/will-not-fit", case(SWAPPED, machine=host(GIB))),
+    ("memory/will-not-fit", case(SWAPPED, machine=host(8 * GIB, memlock=GIB, environment=NATIVE))),
     ("config/zero3-load-conflict", case(STAGE_3, ARGS + PLACES)),
     ("config/zero3-load-conflict", case(STAGE_3, "def main():\n    " + LOADS + "    " + ARGS)),
     (
@@ -49,6 +64,9 @@ FOUND = [
     ("autograd/no-grad", case(STAGE_2, LORA + CHECKPOINTS % True)),
 ]
 NOT_FOUND = [
+    ("memory/will-not-fit", case(SWAPPED, machine=host(8 * GIB, memlock=GIB))),
+    ("memory/will-not-fit", case(SWAPPED, machine=host(8 * GIB, memlock="unlimited", environment=NATIVE))),
+    ("memory/will-not-fit", case(STAGE_3, machine=host(GIB))),
     ("config/zero3-load-conflict", case(STAGE_2, ARGS + PLACES)),
     ("config/zero3-load-conflict", case(STAGE_2, LOADS + ARGS)),
     ("config/zero3-load-conflict", case(STAGE_3, ARGS + LOADS)),
@@ -98,7 +116,7 @@ def test_not_found(identifier, job):
 
 
 def test_the_call_is_pointed_at():
-    (finding,) = [f for f in diagnose(FOUND[0][1]).findings if f.id == "config/zero3-load-conflict"]
+    (finding,) = [f for f in diagnose(case(STAGE_3, ARGS + PLACES)).findings if f.id == "config/zero3-load-conflict"]
     place = finding.evidence[0]
     assert (place.source, place.line, place.column) == ("train.py", 2, 9)
     assert "device_map='auto'" in place.text
