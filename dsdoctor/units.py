@@ -22,3 +22,11 @@ def seconds(count: float) -> str:
     if count < 60:
         return f"{count:.0f} s"
     return f"{int(count) // 60} min {int(count) % 60} s"
+
+
+def rate(count: float) -> str:
+    """Bytes a second, in powers of ten as links are sold: `1.3 GB/s`."""
+    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB/s"

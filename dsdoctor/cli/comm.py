@@ -1,4 +1,8 @@
-"""`dsdoctor comm [DS_CONFIG]`: can the ranks talk."""
+"""`dsdoctor comm [DS_CONFIG]`: can the ranks talk.
+
+Alone it starts ranks on this machine; with `--hostfile` on others too; started by a launcher it is one rank of a check
+on all nodes; with `--read` it reads what NCCL logged; with `--slurm` or `--k8s` it writes a script that starts it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,36 +21,60 @@ from dsdoctor.cli.options import add_output_options, duration, positive
 from dsdoctor.comm.started import NotComplete, Started, started
 
 if TYPE_CHECKING:
-    from dsdoctor.comm.facts import CommFacts
-    from dsdoctor.machine.facts import MachineFacts
+    from dsdoctor.case import Case
+    from dsdoctor.finding import Finding
+
+_START = 60.0
+"""Seconds for the launchers of other hosts to come up."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "comm",
         help="can the ranks talk, and who cannot",
-        description="Start ranks here and check rendezvous, device, allocation and collectives by their values.",
+        description="Check rendezvous, links, devices, and collectives by their values, in the sizes of this config.",
+        epilog="Alone: ranks on this machine. Under torchrun, deepspeed, srun or mpirun: one rank of a check on all "
+        "nodes, e.g. torchrun --nnodes 2 … -m dsdoctor comm ds_config.json",
     )
-    parser.add_argument("config", metavar="DS_CONFIG", nargs="?", help="for the dtypes that the job will send")
-    parser.add_argument("--nproc", type=positive, metavar="N", help="ranks to start (default: all GPUs, else 2)")
+    parser.add_argument(
+        "config", metavar="DS_CONFIG", nargs="?", help="for the dtypes and sizes that the job will send"
+    )
+    parser.add_argument(
+        "--nproc", type=positive, metavar="N", help="ranks (a node) to start (default: all GPUs, else 2)"
+    )
     parser.add_argument("--deadline", type=duration, default=30.0, metavar="S", help="seconds a step (default 30)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--hostfile", metavar="F", help="start on its hosts, by the deepspeed launcher")
+    parser.add_argument("--read", metavar="NCCL_LOG", help="read what NCCL_DEBUG=INFO logged; start nothing")
+    script = parser.add_mutually_exclusive_group()
+    script.add_argument("--slurm", action="store_true", help="print a batch script for sbatch; start nothing")
+    script.add_argument("--k8s", action="store_true", help="print manifests for kubectl; start nothing")
+    parser.add_argument("--nodes", type=positive, default=2, metavar="N", help="nodes of that script (default 2)")
+    parser.add_argument("--image", default="YOUR-IMAGE", help="container image of the --k8s manifests")
+    parser.add_argument("--html", metavar="REPORT", help="also write findings and tables to one file for a browser")
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.read:
+        return _read_log(arguments)
     config = _config(arguments.config) if arguments.config else {}
+    if arguments.slurm or arguments.k8s:
+        return _write_script(arguments)
     try:
         place = started(os.environ)
     except NotComplete as error:
         raise CannotWork(str(error)) from None
-    return _check_from_here(arguments, config) if place is None else _take_part(arguments, config, place)
+    if place is not None:
+        return _take_part(arguments, config, place)
+    return _on_hosts(arguments) if arguments.hostfile else _check_from_here(arguments, config)
 
 
 def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -> int:
     """Start the ranks on this machine."""
-    from dsdoctor.comm.check import check
+    from dsdoctor.case import Case
+    from dsdoctor.comm.experiments import with_experiments
     from dsdoctor.machine.collect import collect
     from dsdoctor.runs.launcher import LaunchPlan
 
@@ -57,17 +86,14 @@ def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -
         master_port=int(port) if port.isdigit() else None,
         device=arguments.device,
     )
-    folder = Path(tempfile.mkdtemp(prefix="dsdoctor-comm-"))
-    try:
-        timeout = 3 * arguments.deadline + 30
-        facts = check(plan, config=config, folder=folder, deadline=arguments.deadline, timeout=timeout)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return _tell(arguments, facts, machine)
+    with _folder() as folder:
+        facts, logs = with_experiments(plan, config=config, folder=folder, deadline=arguments.deadline)
+    return _tell(arguments, Case(comm=facts, machine=machine, logs=logs))
 
 
 def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: Started) -> int:
     """Be one rank of a check that a launcher started; one process speaks, all end with its exit code."""
+    from dsdoctor.case import Case
     from dsdoctor.comm.member import Task, take_part
     from dsdoctor.machine.collect import collect
 
@@ -76,30 +102,127 @@ def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: 
         with take_part(place, task) as speaker:
             if speaker.facts is None:
                 return speaker.listen()
-            code = _tell(arguments, speaker.facts, collect(probe_command=None))  # the others wait for us
+            machine = collect(probe_command=None)  # the others wait for us
+            code = _tell(arguments, Case(comm=speaker.facts, machine=machine))
             speaker.say(code)
     except ImportError as error:
         raise CannotWork(f"torch cannot be imported by {sys.executable}: {error}") from None
     return code
 
 
-def _tell(arguments: argparse.Namespace, facts: CommFacts, machine: MachineFacts) -> int:
-    from dsdoctor.case import Case
+def _on_hosts(arguments: argparse.Namespace) -> int:
+    """Let the deepspeed launcher start the ranks, and pass on what the one that speaks for them says."""
+    from dsdoctor.comm import hostfile
+    from dsdoctor.report.document import dumps, findings_of
+
+    if not Path(arguments.hostfile).is_file():
+        raise CannotWork(f"no such hostfile: {arguments.hostfile}")
+    told = [*_passed_on(arguments), "--device", arguments.device]
+    with _folder() as folder:
+        timeout = 3 * arguments.deadline + _START
+        output = hostfile.run(arguments.hostfile, told, folder=folder, device=arguments.device, timeout=timeout)
+        document = next(hostfile.documents(output.read_text(encoding="utf-8", errors="replace")), None)
+        if document is None:
+            return _read_log(argparse.Namespace(**{**vars(arguments), "read": str(output)}), failed=True)
+    if arguments.json:
+        print(dumps(document))
+    else:
+        _print(findings_of(document), str(document["summary"]), document["tables"])
+    return int(document["exit_code"])
+
+
+def _read_log(arguments: argparse.Namespace, *, failed: bool = False) -> int:
+    """What NCCL and launchers logged; `failed` where they were to give a result and gave none."""
+    from dsdoctor.analysis import analyze_log
+    from dsdoctor.logs.read import Unreadable
+
+    try:
+        analysis = analyze_log(arguments.read)
+    except Unreadable as error:
+        raise CannotWork(str(error)) from None
+    summary = "the launcher ended without a result" if failed else f"{analysis.logs.lines} lines read"
+    return _tell(arguments, analysis.case, analysis.findings, summary=summary, failed=failed)
+
+
+def _write_script(arguments: argparse.Namespace) -> int:
+    from dsdoctor.comm import batch_script
+
+    shape: dict[str, Any] = {
+        "nodes": arguments.nodes,
+        "nproc": arguments.nproc or 8,
+        "gpus": arguments.device != "cpu",
+    }
+    if arguments.slurm:
+        print(batch_script.slurm(_passed_on(arguments), **shape), end="")
+    else:
+        print(batch_script.kubernetes(_passed_on(arguments), image=arguments.image, **shape), end="")
+    return 0
+
+
+def _passed_on(arguments: argparse.Namespace) -> list[str]:
+    """The arguments of this command for the ranks on other nodes."""
+    given = [os.path.abspath(arguments.config)] if arguments.config else []
+    return [*given, "--deadline", f"{arguments.deadline:g}"]
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    case: Case,
+    findings: Sequence[Finding] | None = None,
+    *,
+    summary: str = "",
+    failed: bool = False,
+) -> int:
+    """Diagnose, print, and return the exit code."""
     from dsdoctor.diagnoses import diagnose
+    from dsdoctor.report import comm
     from dsdoctor.report.document import document, dumps
+
+    facts = case.comm
+    findings = diagnose(case).findings if findings is None else findings
+    failed = failed or (facts is not None and not facts.passed)
+    code = 1 if failed or any(finding.severity == "error" for finding in findings) else 0
+    tables = list(comm.lines(facts)) if facts is not None else []
+    summary = summary or (comm.summary(facts) if facts is not None else "")
+    if arguments.html:
+        _write_page(arguments.html, findings, comm.sections(facts) if facts is not None else [])
+    if arguments.json:
+        extra = {"comm": facts.to_dict() if facts is not None else None, "summary": summary, "tables": tables}
+        environment = case.machine.to_dict() if case.machine is not None else None
+        print(dumps(document("comm", exit_code=code, findings=findings, environment=environment, extra=extra)))
+    else:
+        _print(findings, summary, tables)
+    return code
+
+
+def _print(findings: Sequence[Finding], summary: str, tables: Sequence[str]) -> None:
     from dsdoctor.report.terminal import Terminal
 
-    findings = diagnose(Case(comm=facts, machine=machine)).findings
-    code = 0 if facts.passed and not any(f.severity == "error" for f in findings) else 1
-    if arguments.json:
-        extra = {"comm": facts.to_dict()}
-        print(dumps(document("comm", exit_code=code, findings=findings, environment=machine.to_dict(), extra=extra)))
-        return code
     terminal = Terminal(sys.stdout)
     terminal.findings(findings)
-    healthy = f"{facts.world_size} ranks over {facts.backend} on {facts.device}: all values right"
-    terminal.line(healthy if facts.passed else facts.problem or "the check failed")
-    return code
+    for line in tables:
+        terminal.line(line)
+    terminal.line(f"\n{summary}")
+
+
+def _write_page(path: str, findings: Sequence[Finding], sections: list[str]) -> None:
+    from dsdoctor.report import html
+
+    try:
+        html.write(Path(path), html.page("dsdoctor comm", findings, sections=sections))
+    except html.NotOurs as refused:
+        raise CannotWork(str(refused)) from None
+    except OSError as error:
+        raise CannotWork(f"{path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="dsdoctor-comm-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _config(path: str) -> Mapping[str, Any]:

@@ -58,6 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Arguments after a lone `--` belong to the user's script."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if given and given[0].startswith("--local_rank=") and "LOCAL_RANK" in os.environ:
+        del given[0]  # put there by the deepspeed launcher
     script_args: list[str] = []
     if "--" in given:
         at = given.index("--")

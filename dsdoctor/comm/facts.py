@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -96,6 +97,16 @@ class Resolution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The check once more with something left out: the `variables` that were set for it, and whether it passed."""
+
+    name: str
+    variables: Mapping[str, str]
+    passed: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommFacts:
     """The check as a whole. `port_taken` is the error of listening on a port that the user chose, and who holds it.
 
@@ -122,6 +133,8 @@ class CommFacts:
     """Why this rank could not take part in the meeting at rank 0."""
     speeds: Speeds | None = None
     """How fast the ranks exchange; None where the check did not come so far."""
+    experiments: tuple[Experiment, ...] = ()
+    """What was tried after the check had failed on NCCL, in this order."""
     seconds: float = 0.0
     deadline: float = 30.0
     timed_out: bool = False
@@ -140,7 +153,7 @@ class CommFacts:
         if self.passed:
             return ""
         stuck = [f"rank {rank.rank} {rank.ending}{rank.where}" for rank in self.ranks if not rank.healthy]
-        return "; ".join(stuck) or self.port_taken or "no rank was started"
+        return self.cannot_meet or "; ".join(stuck) or self.port_taken or "no rank was started"
 
     def to_dict(self) -> dict[str, Any]:
         """For the details of the comm stage in the JSON document."""

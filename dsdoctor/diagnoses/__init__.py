@@ -38,6 +38,7 @@ from dsdoctor.diagnoses import (
     script,
     shared_memory,
     signals,
+    slow_links,
     speed,
     stopped,
     storage,
@@ -91,6 +92,7 @@ ALL: tuple[Diagnosis, ...] = (
     *storage.DIAGNOSES,
     *hardware.DIAGNOSES,
     *speed.DIAGNOSES,
+    *slow_links.DIAGNOSES,
 )
 """Each family module exports its own tuple `DIAGNOSES`; they are joined here, by hand."""
 

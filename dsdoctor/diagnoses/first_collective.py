@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import context
+from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.timeouts import FIRST_COLLECTIVES, silent_ranks, timed_out, timeouts
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -54,7 +54,8 @@ class P2pHang(TextDiagnosis):
     caveat = "A test, not a verdict: a network that lets nothing through looks the same from here."
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        found = list(super().examine(case)) or self._refused(case)
+        found = list(nodes.cured_by(self, case, "NCCL_P2P_DISABLE", "peer-to-peer transfers fail", self.fixes))
+        found = found or list(super().examine(case)) or self._refused(case)
         if found:
             yield from found
             return

@@ -19,6 +19,8 @@ _COMPLETION = re.compile(r"Got completion (?:from peer \S+ )?with (?:status=(?:I
 _VERBS = re.compile(r"Call to ibv_\w+ failed")
 _NO_INTERFACE = re.compile(r"no socket interface found|Unable to find address for: (?P<name>\S+)")
 
+_CHECK_FABRIC = (Fix(text="check link (ibstat, counters), GID index, MTU and firewall between the hosts"),)
+
 
 class InfinibandError(Diagnosis):
     """An InfiniBand transfer failed.
@@ -42,6 +44,7 @@ class InfinibandError(Diagnosis):
     title = "an InfiniBand transfer failed"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        yield from nodes.cured_by(self, case, "NCCL_IB_DISABLE", "InfiniBand transfers fail", _CHECK_FABRIC)
         if case.logs is None or any(not self._says_so(failure) for failure in _of_ranks(case)):
             return
         completions = _completions(case)

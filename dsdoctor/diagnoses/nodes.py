@@ -204,6 +204,23 @@ def different_calls(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
     )
 
 
+def cured_by(diagnosis: Diagnosis, case: Case, variable: str, what: str, fixes: tuple[Fix, ...]) -> Iterator[Finding]:
+    """The check failed as it was asked for and passed with this one variable set, tried on the spot."""
+    facts = case.comm
+    tried = facts.experiments if facts is not None else ()
+    if facts is None or not any(one.passed and set(one.variables) == {variable} for one in tried):
+        return
+    yield diagnosis.finding(
+        cause=f"the check fails over {facts.backend} and passes with {variable}=1: {what}",
+        evidence=(
+            Evidence(source=SOURCE, text=f"as configured: {facts.problem}"),
+            *(Evidence(source=SOURCE, text=f"{one.name}: {'passes' if one.passed else one.problem}") for one in tried),
+        )[:_MAX_EVIDENCE],
+        confidence=0.92,
+        fixes=fixes,
+    )
+
+
 def _loopback(addresses: tuple[str, ...]) -> bool:
     return bool(addresses) and all(address == "::1" or address.startswith("127.") for address in addresses)
 

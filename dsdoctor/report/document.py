@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import dsdoctor
-from dsdoctor.finding import Finding, Verdict
+from dsdoctor.finding import Evidence, Finding, Fix, Verdict
 
 SCHEMA = 1
 
@@ -41,6 +41,21 @@ def document(
         built["verdict"] = asdict(verdict)
     built.update(extra or {})
     return built
+
+
+def findings_of(built: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """The findings of a document that another process of the same release printed."""
+    return tuple(
+        Finding(
+            **{
+                **one,
+                "evidence": tuple(Evidence(**each) for each in one["evidence"]),
+                "fixes": tuple(Fix(**each) for each in one["fixes"]),
+                "keys": tuple(one["keys"]),
+            }
+        )
+        for one in built["findings"]
+    )
 
 
 def dumps(built: Mapping[str, Any]) -> str:

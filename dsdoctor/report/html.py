@@ -46,14 +46,17 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def page(title: str, findings: Sequence[Finding], logs: LogFacts | None = None) -> str:
-    """The whole page. Findings come in the order they have, the primary one first."""
+def page(
+    title: str, findings: Sequence[Finding], logs: LogFacts | None = None, sections: Sequence[str] = ()
+) -> str:
+    """The whole page. Findings come in the order they have, the primary one first; `sections` are HTML already."""
     drawn = curves(logs) if logs is not None else ()
     parts = [
         f"<h1>{_text(title)}</h1>",
         _summary(findings),
         *map(_finding, findings),
         *(map(_figure, drawn)),
+        *sections,
         _read(logs) if logs is not None else "",
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(title)}</title>'

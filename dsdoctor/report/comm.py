@@ -1,0 +1,120 @@
+"""The communication check for a person: who took part, how fast they exchange, and the same as part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.members import hosts
+from dsdoctor.comm.speeds import Speeds
+from dsdoctor.units import rate, seconds, size
+
+_MOST_ROWS = 64
+
+
+def summary(facts: CommFacts) -> str:
+    """The result in one line."""
+    if not facts.passed:
+        return facts.problem or "the check failed"
+    where = f" on {len(hosts(facts.members))} nodes" if len(hosts(facts.members)) > 1 else ""
+    return f"{facts.world_size} ranks{where} over {facts.backend} on {facts.device}: all values right"
+
+
+def lines(facts: CommFacts) -> Iterator[str]:
+    """Tables in plain text; nothing where nothing was learnt."""
+    for title, table in _tables(facts):
+        yield ""
+        yield title
+        yield from _aligned(table)
+
+
+def sections(facts: CommFacts) -> list[str]:
+    """The same tables in HTML, the pairs of ranks as a map of colours."""
+    found = []
+    for title, table in _tables(facts):
+        shades = _shades(facts.speeds) if title.startswith("pairs") and facts.speeds else {}
+        rows = "".join(_html_row(row, number, shades) for number, row in enumerate(table))
+        found.append(f"<h2>{escape(title)}</h2><table>{rows}</table>")
+    return found
+
+
+def _tables(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
+    if facts.members:
+        yield "who took part", _members(facts)
+    if facts.speeds is not None and facts.speeds.collectives:
+        yield "time and bus bandwidth of one collective, by bytes", _collectives(facts.speeds)
+    if facts.speeds is not None and len(facts.speeds.pairs) > 1:
+        yield "pairs of ranks, in GB/s", _pairs(facts.speeds)
+    if facts.experiments:
+        yield "what was tried then", [[one.name, "passes" if one.passed else one.problem] for one in facts.experiments]
+
+
+def _members(facts: CommFacts) -> list[list[str]]:
+    compute = (facts.speeds.compute if facts.speeds is not None else None) or {}
+    rows = [["rank", "host", "local rank", "interface", "address", "torch", "clock", "compute"]]
+    rows += [
+        [
+            str(member.rank),
+            member.host,
+            str(member.local_rank),
+            member.interface.name or "?",
+            member.address or "?",
+            member.versions.get("torch", "none"),
+            f"{member.clock:+.1f} s" if member.clock is not None else "?",
+            _short(compute[member.rank]) if member.rank in compute else "",
+        ]
+        for member in facts.members[:_MOST_ROWS]
+    ]
+    if len(facts.members) > _MOST_ROWS:
+        rows.append(["…", f"{len(facts.members) - _MOST_ROWS} more", "", "", "", "", "", ""])
+    return rows
+
+
+def _collectives(speeds: Speeds) -> list[list[str]]:
+    sizes = list(dict.fromkeys(one.bytes for one in speeds.collectives))
+    by_name: dict[str, dict[int, str]] = {}
+    for one in speeds.collectives:
+        by_name.setdefault(one.collective, {})[one.bytes] = f"{_short(one.seconds)}, {rate(one.bus)}"
+    return [["", *map(size, sizes)], *([name, *(row.get(s, "") for s in sizes)] for name, row in by_name.items())]
+
+
+def _pairs(speeds: Speeds) -> list[list[str]]:
+    ranks = sorted({rank for pair in speeds.pairs for rank in (pair.low, pair.high)})
+    known = {(pair.low, pair.high): pair.bandwidth for pair in speeds.pairs}
+    rows = [["", *map(str, ranks)]]
+    for one in ranks:
+        figures = [known.get((min(one, other), max(one, other))) for other in ranks]
+        rows.append([str(one), *(f"{figure / 1e9:.2f}" if figure is not None else "·" for figure in figures)])
+    return rows
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _html_row(row: Sequence[str], number: int, shades: dict[str, int]) -> str:
+    tag = "th" if number == 0 else "td"
+    cells = []
+    for place, cell in enumerate(row):
+        shade = shades.get(cell) if number and place else None
+        style = f' style="background:hsl({shade} 70% 50% / .5)"' if shade is not None else ""
+        cells.append(f"<{tag}{style}>{escape(cell)}</{tag}>")
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _shades(speeds: Speeds) -> dict[str, int]:
+    """Hue of every figure in the map: red for the slowest pair, green for the fastest."""
+    figures = [pair.bandwidth for pair in speeds.pairs]
+    low, high = min(figures), max(figures)
+    spread = (high - low) or 1.0
+    return {f"{figure / 1e9:.2f}": round(120 * (figure - low) / spread) for figure in figures}
+
+
+def _short(count: float) -> str:
+    """`12 µs`, `3.4 ms`; from a second on as everywhere."""
+    if count >= 1:
+        return seconds(count)
+    return f"{count * 1e3:.1f} ms" if count >= 1e-3 else f"{count * 1e6:.0f} µs"
