@@ -145,7 +145,7 @@ def _say_the_plan(examination: Examination, probe: Run) -> None:
     legs = "with-deepspeed, without-deepspeed; control-fp32 and numerics where something goes wrong"
     examination.tell(
         f"plan: 2 to 4 more runs of the script ({legs}), each about {probe.seconds:.0f} s "
-        f"and the time of {examination.job.steps} steps"
+        f"and the time of {examination.job.steps} steps; where a key of the config may be guilty, short runs to find it"
     )
 
 
