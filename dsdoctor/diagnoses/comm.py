@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dsdoctor.case import Case
 from dsdoctor.comm.facts import CommFacts, CommRank
 from dsdoctor.comm.reading import CommReading
-from dsdoctor.diagnoses import nodes
+from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.comm_check import MAX_SHOWN, SOURCE, ended, names, reading_of, stands
 from dsdoctor.diagnoses.environment import NO_DEVICE_TEXT
@@ -110,7 +110,7 @@ class Unreachable(TextDiagnosis):
         reading = reading_of(case, "unreachable", "lost", "not-started")
         if reading is None or case.comm is None or (reading.kind == "not-started" and not _elsewhere(case.comm)):
             if not holds(case, "comm/name-resolution", "comm/wrong-interface"):
-                yield from super().examine(case)
+                yield from list(super().examine(case)) or self._of_nccl(case)
             return
         if reading.kind == "not-started":
             where = case.comm.resolution.addresses[:2] if case.comm.resolution else ()
@@ -121,6 +121,16 @@ class Unreachable(TextDiagnosis):
         else:
             cause = f"every rank is there, and {names(reading.ranks)} got no answer{reading.ranks[0].where}"
         yield self.finding(cause=cause, evidence=stands(case.comm, reading), confidence=0.75, fixes=self.fixes)
+
+    def _of_nccl(self, case: Case) -> list[Finding]:
+        """NCCL's own line about a connection that failed, and an error of NCCL that does not repeat it."""
+        refused = list(case.logs.of_kind("connect-failed")) if case.logs is not None else []
+        failed = [context.evidence(failure) for failure in context.failures(case) if "NCCL error" in failure.message]
+        if not refused or not failed:
+            return []
+        proof = (refused[0].evidence(), *failed)[:MAX_SHOWN]
+        cause = f"connecting to {refused[0].fields['address']} failed"
+        return [self.finding(cause=cause, evidence=proof, confidence=self.confidence, fixes=self.fixes)]
 
 
 class WrongValue(Diagnosis):

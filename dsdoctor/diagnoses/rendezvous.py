@@ -122,13 +122,20 @@ class NameResolution(TextDiagnosis):
 
     def _in_logs(self, case: Case) -> Iterator[Finding]:
         """A rank that gave up connecting to a name that torch's warnings say it could not look up."""
-        names = {event.fields["name"]: event for event in case.logs.of_kind("name-unresolved")} if case.logs else {}
-        for failure in context.failures(case):
-            tried = _TRIED_NAME.search(failure.message)
-            if tried is not None and tried["name"] in names:
+        if case.logs is None:
+            return
+        names = {event.fields["name"]: event for event in case.logs.of_kind("name-unresolved")}
+        tried = [
+            (match["name"], context.evidence(failure))
+            for failure in context.failures(case)
+            if (match := _TRIED_NAME.search(failure.message)) is not None
+        ]
+        tried += [(event.fields["name"], event.evidence()) for event in case.logs.of_kind("client-timeout")]
+        for name, proof in tried:
+            if name in names:
                 yield self.finding(
-                    cause=self.tell({"name": tried["name"]}),
-                    evidence=(names[tried["name"]].evidence(), context.evidence(failure)),
+                    cause=self.tell({"name": name}),
+                    evidence=(names[name].evidence(), proof),
                     confidence=0.8,
                     caveat="The warning alone is no fault: where only IPv4 is in use torch prints it and goes on.",
                     fixes=self.fixes,

@@ -134,7 +134,7 @@ class Abort(Diagnosis):
         yield self.finding(
             cause=f"{who} aborted (signal 6){why}",
             evidence=proof,
-            confidence=0.85 if words and aborted else 0.75 if aborted or workers else 0.5,
+            confidence=0.85 if words and aborted else 0.75 if workers else 0.6 if aborted else 0.5,
             caveat=None
             if words or workers
             else "NCCL's watchdog ends its process in the same way; its lines may be cut off here.",
