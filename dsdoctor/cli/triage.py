@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine(asked: Job, command: str, *, as_json: bool) -> int:
     """Run the triage of a job, print it, keep it in the report folder, and return the exit code."""
+    from dsdoctor.blame.table import table
     from dsdoctor.report.document import document, dumps
     from dsdoctor.report.terminal import Terminal
     from dsdoctor.triage import triage
@@ -45,7 +46,7 @@ def examine(asked: Job, command: str, *, as_json: bool) -> int:
         environment=machine.to_dict() if machine else None,
         stages=[vars(stage) for stage in result.stages],
         verdict=result.verdict,
-        extra={"report_folder": str(asked.folder)},
+        extra={"report_folder": str(asked.folder), "legs": [vars(cell) for cell in table(result.case)]},
     )
     text = dumps(built)
     try:

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from dsdoctor.blame.table import table
 from dsdoctor.finding import Evidence, Finding, Verdict
 from dsdoctor.units import seconds
 
@@ -112,6 +113,7 @@ class Terminal:
         for broken in result.broken_rules:
             self.line(f"\na rule of dsdoctor itself failed, please report it: {broken}", style="red")
         self._side_effects(result)
+        self._legs(result)
         if result.stopped_early:
             self.line("\nstopped early: what follows rests on the stages that were finished", style="yellow")
         self.verdict(result.verdict)
@@ -125,6 +127,16 @@ class Terminal:
         if details.get("patch"):
             self.line("\na patch for that module, ready to paste:", style="bold")
             self.line(str(details["patch"]).rstrip())
+
+    def _legs(self, result: Triage) -> None:
+        """A line for each leg, where more than one was run."""
+        cells = table(result.case)
+        if sum(cell.outcome != "not run" for cell in cells) < 2:
+            return
+        self.line("\nthe legs:", style="bold")
+        for cell in cells:
+            style = "dim" if cell.outcome == "not run" else ""
+            self.line(f"  {cell.engine:<18} {cell.precision:<5} {cell.text}", style=style)
 
     def _side_effects(self, result: Triage) -> None:
         notes = {note: None for run in result.case.runs for note in run.notes}
