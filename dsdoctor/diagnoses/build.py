@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
@@ -103,10 +104,13 @@ class Compiler(TextDiagnosis):
     title = "an extension could not be compiled"
     forms = (
         Form(message=r"Error building extension '(?P<what>\w+)'"),
-        Form(message=r"Ninja is required to load C\+\+ extensions|Unable to JIT load the \w+ op due to"),
-        Form(message=r"\w+ requires the '[^']+' command, but it does not exist"),
+        Form(message=r"(?P<why>Ninja is required to load C\+\+ extensions)"),
+        Form(message=r"Unable to JIT load the (?P<why>\w+ op due to .*)"),
+        Form(message=r"(?P<why>\w+ requires the '[^']+' command, but it does not exist)"),
         Form(types=("ImportError",), message=r"torch_extensions\S*\.so: cannot open shared object file"),
-        Form(types=("CalledProcessError",), message=r"'\['which', '(?:[gc]\+\+|cc|nvcc|ninja)'\]' returned non-zero"),
+        Form(
+            types=("CalledProcessError",), message=r"'\['which', '(?P<why>[gc]\+\+|cc|nvcc|ninja)'\]' returned non-zero"
+        ),
     )
     kinds = ("compile-error",)
     confidence = 0.9
@@ -121,24 +125,40 @@ class Compiler(TextDiagnosis):
     def applies(self, failure: Failure, case: Case) -> bool:
         return not any(CudaMismatch().claims(f, case) or CudaHome().claims(f, case) for f in context.failures(case))
 
+    def tell(self, groups: Mapping[str, str]) -> str:
+        return f"{self.cause}: {groups['why'].strip()}" if "why" in groups else self.cause
+
     def examine(self, case: Case) -> Iterator[Finding]:
         """Compiler output counts where the build failed, by its first error; before a run the machine's own tools."""
         claimed = [failure for failure in context.failures(case) if self.claims(failure, case)]
         events = self.events(case)
+        printed = _compilers_error(claimed[0]) if claimed else None
         if claimed and events:
-            yield self._first_error(events[0], claimed)
+            yield self._first_error(events[0].evidence(), claimed)
+        elif printed is not None:
+            yield self._first_error(printed, claimed)
         elif claimed:
             yield self.told(case, claimed, events)
         else:
             yield from op_builds.findings(self, case, "tool")
 
-    def _first_error(self, event: LogEvent, claimed: list[Failure]) -> Finding:
+    def _first_error(self, error: Evidence, claimed: list[Failure]) -> Finding:
         return self.finding(
-            cause=f"the build of an extension failed; its first error is: {event.text.strip()}",
-            evidence=(event.evidence(), context.evidence(claimed[0])),
+            cause=f"the build of an extension failed; its first error is: {error.text.strip()}",
+            evidence=(error, context.evidence(claimed[0])),
             confidence=0.95,
             fixes=self.fixes,
         )
+
+
+def _compilers_error(failure: Failure) -> Evidence | None:
+    """The first error of the compiler or linker where it stands in the message of the exception."""
+    for one in (failure, *failure.chain):
+        for index, text in enumerate(one.message.splitlines()):
+            if _COMPILER_SAYS.search(text) is not None:
+                line = one.message_lines[index] if index < len(one.message_lines) else one.line
+                return Evidence(source=one.source, line=line, rank=one.rank, text=text.strip())
+    return None
 
 
 class OpAttribute(TextDiagnosis):
@@ -268,6 +288,7 @@ class JitLock(Diagnosis):
         )
 
 
+_COMPILER_SAYS = re.compile(r"nvcc fatal|\berror: |cannot find -l")
 _LINES_AFTER = 5
 _BATON = r"file_baton\.py:wait"
 _UNLOCK = Fix(

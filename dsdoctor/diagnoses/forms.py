@@ -69,11 +69,16 @@ class TextDiagnosis(Diagnosis):
 
     def matched(self, failure: Failure) -> re.Match[str] | None:
         """The match of the first form that the exception, or one that it was raised from, has."""
+        found = self._recognised(failure)
+        return found[1] if found is not None else None
+
+    def _recognised(self, failure: Failure) -> tuple[Failure, re.Match[str]] | None:
+        """The exception that has a form, this one or one that it was raised from, and the match."""
         for one in (failure, *failure.chain):
             for form in self.forms:
                 match = form.match(one)
                 if match is not None:
-                    return match
+                    return one, match
         return None
 
     def examine(self, case: Case) -> Iterator[Finding]:
@@ -98,8 +103,10 @@ class TextDiagnosis(Diagnosis):
 
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
         """The finding for exceptions, oldest first."""
-        match = self.matched(claimed[0])
-        proof = [*(context.evidence(failure) for failure in claimed[:1]), *self._decisive(claimed[0])]
+        recognised = self._recognised(claimed[0])
+        first, match = recognised if recognised is not None else (claimed[0], None)
+        proof = [context.evidence(first), *self._decisive(first)]
+        proof += [context.evidence(claimed[0])] if first is not claimed[0] else []
         proof += [*users_lines(claimed[0]), *(context.evidence(failure) for failure in claimed[1:])]
         proof += [event.evidence() for event in events]
         return self._finding(match.groupdict(default="?") if match else {}, proof)

@@ -75,6 +75,7 @@ class NvmeSwap(TextDiagnosis):
     title = "swapping to NVMe does not work"
     forms = (
         Form(message=r"expected str, bytes or os\.PathLike object, not NoneType", frames=r"swap_tensor[/\\]"),
+        Form(message=r"\"nvme_path\" in DeepSpeed Config cannot be None"),
         Form(types=("AssertionError", "RuntimeError", "OSError"), frames=r"deepspeed[/\\]runtime[/\\]swap_tensor[/\\]"),
         Form(message=r"async_io.*(?:not compatible|not being compatible|requires the dev libaio|failed)"),
     )

@@ -1,5 +1,7 @@
 """The families that are recognised by what an exception says: builds, versions, checkpoints, storage, hardware."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsdoctor.case import Case
@@ -100,6 +102,7 @@ POSITIVE = {
     "nvme/swap": [
         failed("TypeError", "expected str, bytes or os.PathLike object, not NoneType", USER, SWAPPER),
         failed("RuntimeError", "Unable to JIT load the async_io op due to it not being compatible", USER),
+        failed("AssertionError", '"nvme_path" in DeepSpeed Config cannot be None if remote device is nvme', USER),
         log(event("swap-failed", "rank6/1.tensor.swp: buffer nbytes != file bytes 4001366016 != 3426746368")),
     ],
     "hardware/gpu-fault": [
@@ -184,6 +187,24 @@ def test_the_first_error_of_a_build_is_the_one_that_counts():
     (finding,) = found(case, "build/compiler")
     assert finding.evidence[0].line == 32
     assert "c++17" in finding.cause
+
+
+def test_the_first_error_may_stand_in_the_message_that_a_later_one_was_raised_from():
+    text = f"{BUILD}: [1/3] c++ -c cpu_adam.cpp\nFAILED: cpu_adam.o\nx.h:13:10: fatal error: Python.h: No such file"
+    built = replace(failure("RuntimeError", text, USER), source="train.log", line=30, message_lines=(30, 31, 32))
+    outer = "DeepSpeedCPUAdam requires the cpu_adam op, which failed to build/load."
+    (finding,) = found(Case(runs=(run(failure("RuntimeError", outer, USER, chain=(built,))),)), "build/compiler")
+    assert finding.evidence[0].line == 32
+    assert "Python.h" in finding.cause
+
+
+def test_what_is_missing_for_a_build_is_told():
+    ninja = failure("RuntimeError", "Unable to JIT load the cpu_adam op due to ninja not being installed.", USER)
+    (finding,) = found(
+        Case(runs=(run(failure("RuntimeError", "failed to build/load.", USER, chain=(ninja,))),)), "build/compiler"
+    )
+    assert "ninja not being installed" in finding.cause
+    assert "ninja" in finding.evidence[0].text
 
 
 def test_both_versions_are_named():
