@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsdoctor.finding import Phase
 from dsdoctor.numerics import replay, trees
-from dsdoctor.numerics.batches import Batches
+from dsdoctor.numerics.batches import Batches, Call
 from dsdoctor.numerics.calls import versions
 from dsdoctor.numerics.engines import autocast_in_force, is_gathered
 from dsdoctor.numerics.events import Event
@@ -84,7 +84,7 @@ class _Witness:
     def problem(self, error: Exception) -> None:
         self.problems.append(error)
 
-    def batch_begins(self, *, training: bool, call: Any) -> None:
+    def batch_begins(self, *, training: bool, call: Call | None) -> None:
         pass
 
     def batch_ended(self, output: Any, *, raised: bool) -> None:

@@ -35,6 +35,9 @@ _HOOKS = (
 )
 
 
+_NOT_AGAIN = Origin(cause="not-reproducible", detail="a second run of the module did not show the value again")
+
+
 class NotReplayable(Exception):
     """The module cannot be run a second time without a risk for the user's run."""
 
@@ -162,7 +165,7 @@ def find_origin(
         found = [tracer.origins.get(_storage(tensor)) for tensor in sink if tensor.layout is torch.strided]
     origins = [origin for origin in found if origin is not None]
     made = next((origin for origin in origins if not origin.deliberate), None)
-    return made or (origins[0] if origins else Origin(detail="a second run of the module did not show the value again"))
+    return made or (origins[0] if origins else _NOT_AGAIN)
 
 
 def _check(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

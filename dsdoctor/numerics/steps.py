@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dsdoctor.finding import Phase
+from dsdoctor.finding import FirstBad, Phase
 from dsdoctor.numerics import engines
 from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.engines import Scale
@@ -29,8 +29,9 @@ class Host(Protocol):
     """What the judgement of a step asks of the detector."""
 
     clock: Clock
-    first_bad: Any
 
+    @property
+    def first_bad(self) -> FirstBad | None: ...
     def event(self, phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event: ...
     def publish(self, event: Event | None) -> None: ...
 
@@ -64,18 +65,17 @@ class StepJudge:
     """Judges the steps of one engine. `thorough` reads the reduced gradients, the weights and the optimizer's state."""
 
     def __init__(self, engine: Any, model: nn.Module, host: Host, ledger: Ledger) -> None:
-        self.gradients = Gradients()
         self._engine = engine
         self._model = model
         self._host = host
         self._ledger = ledger
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
-    def before(self, *, thorough: bool) -> Before:
+    def before(self, gradients: Gradients, *, thorough: bool) -> Before:
         """Look at the engine before the call that may take a step."""
         engine = self._engine
         boundary = bool(engine.is_gradient_accumulation_boundary())
-        look = boundary and thorough and self.gradients.seen and self.gradients.clean and self._host.first_bad is None
+        look = boundary and thorough and gradients.seen and gradients.clean and self._host.first_bad is None
         return Before(
             boundary=boundary,
             taken=engines.steps_taken(engine),
@@ -92,25 +92,25 @@ class StepJudge:
         """Whether the step that was attempted was skipped."""
         return engines.skipped_steps(self._engine) > before.skipped
 
-    def raised(self, before: Before) -> None:
+    def raised(self, before: Before, gradients: Gradients) -> None:
         """The step gave up for want of a lower loss scale."""
         optimizer = getattr(self._engine, "optimizer", None)
         if getattr(optimizer, "overflow", False) is True and before.scale.dynamic:
-            self._host.publish(self._ledger.search_failed(self._reduction(before)))
+            self._host.publish(self._ledger.search_failed(self._reduction(before, gradients)))
 
-    def after(self, before: Before, weights: WeightWatch | None) -> None:
+    def after(self, before: Before, gradients: Gradients, weights: WeightWatch | None) -> None:
         """Judge a step that was attempted; where it was applied, look at the weights if `weights` is given."""
         skipped = self.skipped(before)
         if skipped or engines.norm_kind(self._engine) is not None:
-            unwatched = self._ledger.earliest() if not self.gradients.seen else None
-            found = self._ledger.step_overflowed(self._reduction(before), searching=before.scale.searching)
+            unwatched = self._ledger.earliest() if not gradients.seen else None
+            found = self._ledger.step_overflowed(self._reduction(before, gradients), searching=before.scale.searching)
             self._host.publish(unwatched or found)
         else:
             self._host.publish(self._ledger.step_went_well())
-            if not self.gradients.seen:
+            if not gradients.seen:
                 self._ledger.backward_went_well()
         if not skipped and weights is not None:
-            look_at_weights(self._model, self._host, weights, getattr(self._engine, "optimizer", None), self.gradients)
+            look_at_weights(self._model, self._host, weights, getattr(self._engine, "optimizer", None), gradients)
 
     def _bad_reduced(self) -> tuple[str, str, str, torch.dtype] | None:
         for parameter, gradient in engines.reduced_gradients(self._engine):
@@ -121,9 +121,9 @@ class StepJudge:
                 return module, f"{label}.grad" if label else "gradients", found.kind, gradient.dtype
         return None
 
-    def _reduction(self, before: Before) -> Event | None:
+    def _reduction(self, before: Before, gradients: Gradients) -> Event | None:
         """The suspicion of a gradient that went bad between this rank's backward and the step."""
-        if not self.gradients.seen or not self.gradients.clean:
+        if not gradients.seen or not gradients.clean:
             return None
         kind = engines.norm_kind(self._engine) or "inf"
         module, tensor, kind, dtype = before.reduced or ("", "gradients", kind, torch.float32)

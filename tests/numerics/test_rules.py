@@ -344,7 +344,7 @@ def test_an_exception_in_forward_leaves_the_detector_in_order() -> None:
     with attach(net, mode="frames", on_first_bad=lambda found, *_: hits.append(found)) as detector:
         with pytest.raises(KeyError, match="broken"):
             net(batches(1)[0])
-        assert not detector._forward._stack
+        assert not detector._watches.forward._stack
         net.middle.fail = False  # type: ignore[union-attr, assignment]
         net(batches(1)[0]).sum().backward()
     assert [(h.module, h.phase) for h in hits] == [("middle", "forward")]

@@ -270,8 +270,8 @@ def test_a_script_that_never_steps_is_bounded() -> None:
     with attach(engine, mode="sentinel") as detector:
         for batch in batches(1) * (LIMIT // 8):
             engine.backward(engine(batch).sum())
-        assert detector._sentinel is not None
-        assert len(detector._sentinel._notes) < LIMIT
+        assert detector._watches.sentinel is not None
+        assert len(detector._watches.sentinel._notes) < LIMIT
     assert detector.problems == []
 
 

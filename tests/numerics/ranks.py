@@ -1,0 +1,68 @@
+"""What each of two ranks runs: cases one after another on real DeepSpeed, in one process.
+
+    torchrun --nproc_per_node 2 -m tests.numerics.ranks FOLDER STAGE:CASE:MODE…
+
+Each rank writes FOLDER/RANK.json: by STAGE:CASE:MODE the hits, the detector's own problems, and an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from dsdoctor.numerics import attach
+from tests.numerics.cases import CASES, STEPS, config
+
+
+def run(name: str, stage: int, mode: Any) -> dict[str, Any]:
+    """One case: what the detector called back on this rank."""
+    case, rank = CASES[name], torch.distributed.get_rank()
+    torch.manual_seed(0)
+    model = case.build()
+    parameters = list(model.parameters())
+    engine = deepspeed.initialize(model=model, model_parameters=parameters, config=config(case, stage))[0]
+    hits: list[Any] = []
+    result: dict[str, Any] = {"hits": hits, "error": None}
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.precision]
+    torch.manual_seed(rank)
+    detector = attach(engine, mode=mode, on_first_bad=lambda found, report, _: hits.append([asdict(found), report]))
+    try:
+        for step in range(STEPS):
+            batch = torch.randn(4, 8)
+            if case.spoil is not None:
+                case.spoil(rank, step, batch, model)
+            batch = batch.to(dtype)
+            engine.backward(case.loss(engine(batch), batch))
+            engine.step()
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"
+    detector.detach()
+    again = detector.again
+    return {**result, "problems": detector.problems, "again": asdict(again) if again is not None else None}
+
+
+def main() -> None:
+    folder, *wanted = sys.argv[1:]
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu":
+        type(accelerator).is_fp16_supported = lambda _: True  # type: ignore[method-assign]
+    deepspeed.init_distributed(dist_backend="gloo" if accelerator.device_name() == "cpu" else None)
+    results = {}
+    for key in wanted:
+        stage, name, mode = key.split(":")
+        results[key] = run(name, int(stage), mode)
+    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(results))
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's threads sometimes abort a process that has finished
+
+
+if __name__ == "__main__":
+    main()
