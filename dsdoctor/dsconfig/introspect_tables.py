@@ -33,7 +33,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "checkpoint.parallel_write": {},
     "checkpoint.writer": {},
     "torch_autocast": {"enabled": True},
-    "expert_parallel": {},
+    "expert_parallel": {"enabled": False},
 }
 OPEN = (
     "data_efficiency",
@@ -81,7 +81,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "seq_parallel_comm_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
     "seq_parallel_communication_data_type": {"kind": "str", "choices": ["fp16", "bf16", "fp32"]},
     "gradient_allreduce_op": {"kind": "str", "choices": ["mean", "sum"]},
-    "log_level": {"kind": "str"},
+    "log_level": {"kind": "str", "choices": ["critical", "debug", "error", "info", "warning"]},
     "activation_checkpointing.number_checkpoints": {"kind": "int"},
     "flops_profiler.output_file": {"kind": "str"},
     "flops_profiler.recompute_fwd_factor": {"kind": "float"},

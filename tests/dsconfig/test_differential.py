@@ -63,6 +63,7 @@ def anything(_finding, _config):
     return True
 
 
+NO_MESH = r"not divide the \d+ ranks|is not the \d+ ranks"
 LATER = (
     # errors of dsdoctor that DeepSpeed raises after its config is built, or never says: why, and which findings
     ("kept; the code that uses it fails", "config/wrong-type", lambda f, _c: "where it is used" in f.cause),
@@ -71,9 +72,13 @@ LATER = (
         "config/wrong-type",
         lambda f, _c: "counts as true" in f.cause,
     ),
-    ("any text is kept; the engine looks it up", "config/wrong-type", about("data_types.grad_accum_dtype")),
+    (
+        "any text is kept; the engine looks it up",
+        "config/wrong-type",
+        about("data_types.grad_accum_dtype", "log_level"),
+    ),
     ("'auto' counts as not given, or is kept as a text", "config/auto-unresolved", anything),
-    ("the mesh of ranks cannot be built", "config/batch-size", lambda f, _c: "do not divide" in f.cause),
+    ("the mesh of ranks cannot be built", "config/batch-size", lambda f, _c: re.search(NO_MESH, f.cause)),
     ("before 0.19.3 the scaler divides by it at the first overflow", "config/conflict", old_window),
     ("the engine looks the class up and calls it", "config/unknown-key", passed_on),
     ("the engine looks the class up and calls it", "config/removed", about("optimizer.type")),
@@ -92,7 +97,7 @@ LATER = (
     ("the engine looks at what overlaps", "config/conflict", about("managed_gradient_accumulation")),
     ("the compiler's set-up refuses it", "config/conflict", about("compile.offload_activation")),
     ("ZeRO-3 refuses it", "config/conflict", about("torch_autocast.enabled")),
-    ("ZenFlow's set-up refuses it", "config/conflict", lambda f, _c: "ZenFlow" in f.cause),
+    ("ZenFlow's set-up refuses it", "config/conflict", lambda f, _c: f.keys[0].startswith(f"{ZERO}.zenflow")),
     ("ZeRO-3's optimizer refuses it", "config/conflict", about(f"{ZERO}.zero_quantized_gradients")),
     ("the scheduler's constructor refuses it", "config/conflict", about("scheduler.params.warmup_num_steps")),
     ("the engine compares the two", "config/conflict", about("tensor_parallel.tp.tp_size")),
