@@ -50,8 +50,9 @@ def _repeat_if_they_differ(examination: Examination, plain: Run) -> None:
     examination.tell(
         "the numbers of the two runs differ: once more without DeepSpeed, to see whether it repeats itself"
     )
-    steps = None if health.numeric or apart is None else apart + 2 * PERSISTS
-    again = observe(examination, "repeat", engine="plain", steps=min(examination.job.steps, steps or 10**9))
+    parted = health.step if health.numeric else apart
+    steps = min(examination.job.steps, (parted or 0) + 2 * PERSISTS)
+    again = observe(examination, "repeat", engine="plain", steps=steps)
     examination.learn(runs=(*examination.case.runs, again))
 
 
