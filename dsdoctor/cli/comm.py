@@ -115,8 +115,10 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
     from dsdoctor.comm import hostfile
     from dsdoctor.report.document import dumps, findings_of
 
-    if not Path(arguments.hostfile).is_file():
-        raise CannotWork(f"no such hostfile: {arguments.hostfile}")
+    try:
+        hostfile.hosts(arguments.hostfile)
+    except hostfile.Malformed as error:
+        raise CannotWork(str(error)) from None
     told = [*_passed_on(arguments), "--device", arguments.device]
     with _folder() as folder:
         timeout = 3 * arguments.deadline + _START

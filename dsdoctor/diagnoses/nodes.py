@@ -22,9 +22,12 @@ _MAX_EVIDENCE = 6
 
 
 def loopback_name(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
-    """A node that is not the master's takes the master's name for its own loopback, or a node listens there."""
+    """A node that is not the master's takes the master's name for its own loopback, or a node listens there.
+
+    Ranks numbered as on several nodes may be on one machine all the same; there the loopback is right.
+    """
     facts = case.comm
-    if facts is None:
+    if facts is None or facts.passed:
         return
     lost = [member for member in facts.members if member.rank > member.local_rank and _loopback(member.master)]
     if lost:

@@ -54,10 +54,10 @@ def pairs(**slow: float) -> Speeds:
 
 
 HEALTHY = nodes()
-ONE_WAY = nodes(broken_links=(broken(0, 2),))
-BOTH_WAYS = nodes(broken_links=(broken(0, 2), broken(2, 0)))
-ON_DOCKER = nodes({2: {"interface": DOCKER}}, broken_links=(broken(0, 2, "Connection refused"),))
-ON_LOOPBACK = nodes({2: {"interface": LO}}, broken_links=(broken(0, 2, "Connection refused"),))
+ONE_WAY = nodes(ranks=(), broken_links=(broken(0, 2),))
+BOTH_WAYS = nodes(ranks=(), broken_links=(broken(0, 2), broken(2, 0)))
+ON_DOCKER = nodes({2: {"interface": DOCKER}}, ranks=(), broken_links=(broken(0, 2, "Connection refused"),))
+ON_LOOPBACK = nodes({2: {"interface": LO}}, ranks=(), broken_links=(broken(0, 2, "Connection refused"),))
 MASTER_IS_LOOPBACK = alone("connecting to node0:29500: Connection refused", master=("127.0.1.1",))
 NO_ANSWER = alone("connecting to node0:29500: no answer within 30 s")
 REFUSED = alone("connecting to node0:29500: Connection refused")
@@ -106,7 +106,14 @@ POSITIVE = {
     "comm/ib-error": [CURED_WITHOUT_IB],
     "comm/slow-link": [SLOW],
 }
-ALL_CASES = [HEALTHY, UNEVEN, ONLY_GLOO, *(case for cases in POSITIVE.values() for case in cases)]
+SEVERAL_LAUNCHERS_HERE = nodes({rank: {"local_rank": 0, "host": "here", "master": ("127.0.0.1",)} for rank in range(4)})
+ALL_CASES = [
+    HEALTHY,
+    SEVERAL_LAUNCHERS_HERE,
+    UNEVEN,
+    ONLY_GLOO,
+    *(case for cases in POSITIVE.values() for case in cases),
+]
 MANY = {"comm/wrong-interface": [ON_DOCKER, ON_LOOPBACK]}
 """A loopback is no way to other nodes either, however it was chosen."""
 NEGATIVE = {
