@@ -24,6 +24,7 @@ class LogEvent:
 
     `kind` is a name of `dsdoctor.logs.grammar`; `fields` are the groups of its pattern, as text. `line` is where it
     stands first, `last_line` where it stands last, `order` its place in the story of all files (smaller is earlier).
+    `host` is the machine that printed it, None where neither a prefix nor the line itself says it.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class LogEvent:
     last_line: int
     rank: int | None = None
     step: int | None = None
+    host: str | None = None
     count: int = 1
     fields: Mapping[str, str] = field(default_factory=dict)
 

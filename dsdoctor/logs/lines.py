@@ -22,10 +22,13 @@ from dsdoctor.logs.story import FIGURES, Place, Story
 from dsdoctor.logs.timeline import Overflow
 from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
 from dsdoctor.logs.unwrap import Unwrapped, apart, unwrap
+from dsdoctor.logs.wrapped import Boxed
 from dsdoctor.runs.facts import Failure
 
 ATTENTION = 200
 """Lines looked at one by one after a line of a traceback or a config."""
+_LINES_OF_A_BOX = 20
+"""Lines looked at one by one after one in a box: a message may go on there."""
 MAX_SEGMENT = 20_000
 """Characters of a segment that are looked at; what is longer is dumped data."""
 
@@ -66,6 +69,7 @@ class LineReader:
         self._bar: tuple[int, int] = (0, 0)
         self._summary_rank: int | None = None
         self._dicts = 0
+        self._boxed = Boxed()
 
     @property
     def expects_more(self) -> bool:
@@ -74,6 +78,8 @@ class LineReader:
 
     def close(self) -> None:
         """The source has ended: whatever is open is complete."""
+        for text, line in self._boxed.take():
+            self._segment(text, line, None)
         for reader in self._readers.values():
             reader.interrupt()
             self._take(reader, keep=0)
@@ -81,8 +87,18 @@ class LineReader:
     def read(self, text: str, rows: Sequence[LinePattern] | None = None) -> None:
         """Read one line, which may hold several segments; only with these rows of the grammar, if any are given."""
         for segment in text.split("\r") if "\r" in text else (text,):
+            if self._boxed.open or "│" in segment or "┃" in segment:
+                self._boxed_segment(segment[:MAX_SEGMENT])
+                continue
             for part in apart(segment[:MAX_SEGMENT]):
-                self._segment(part, rows)
+                self._segment(part, self.line, rows)
+
+    def _boxed_segment(self, segment: str) -> None:
+        for text, line in self._boxed.feed(segment, self.line):
+            for part in apart(text):
+                self._segment(part, line, None)
+        if self._boxed.open:
+            self.attention = max(self.attention, _LINES_OF_A_BOX)
 
     def told_dicts(self, count: int) -> None:
         """So many dicts of the Trainer came, which have no number of the step."""
@@ -98,13 +114,13 @@ class LineReader:
         if math.isfinite(step):
             self._story.progress(int(step))
 
-    def _segment(self, segment: str, rows: Sequence[LinePattern] | None) -> None:
+    def _segment(self, segment: str, number: int, rows: Sequence[LinePattern] | None) -> None:
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
         if rank is not None:
             self._story.ranks.add(rank)
         self._time = _time(segment) or self._time
-        place = Place(self._source.name, self.line, rank, self._time, line.text or line.prefix)
+        place = Place(self._source.name, number, rank, self._time, line.text or line.prefix, line.host)
         self._story.last = place if line.text.strip() else self._story.last
         matched = grammar.matches(line.text, grammar.ALL if rows is None else rows)
         if any(row in grammar.PROGRESS for row, _ in matched):
@@ -273,9 +289,10 @@ def is_training(title: str) -> bool:
     return _TRAINING_BAR.search(title) is not None
 
 
-def tells(text: str) -> bool:
-    """True for a line about an overflow or the values of a step."""
-    return any(row.pattern.search(text) for row in grammar.OVERFLOWS) or _PAIR.search(text) is not None
+def told(text: str) -> set[str]:
+    """What a text tells: the kinds of lines and the names of values in it."""
+    kinds = {row.kind for row, _ in grammar.matches(text, grammar.ALL)}
+    return kinds | {pair["key"] for pair in _PAIR.finditer(text)}
 
 
 def values(row: LinePattern, match: re.Match[str], text: str) -> list[tuple[tuple[int, int], str]] | None:

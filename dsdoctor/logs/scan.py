@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from dsdoctor.logs.lines import LineReader, is_training, tells, values
+from dsdoctor.logs.lines import LineReader, is_training, told, values
 from dsdoctor.logs.shapes import DONE, STEP, Kinds, Meaning, Step
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Story
@@ -50,7 +50,7 @@ class Scanner:
         self._story.source = self._source.name
         self._unfinished = not data.endswith(b"\n")
         if self._width is None:
-            self._width = (len(data) <= _PASTED and width(_lines(data), tells)) or 0
+            self._width = (len(data) <= _PASTED and width(_lines(data), told)) or 0
         if self._width or len(data) <= SHORT:
             self._feed_all(data)
         else:

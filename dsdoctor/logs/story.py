@@ -42,6 +42,7 @@ class Place:
     rank: int | None
     time: float | None
     text: str
+    host: str | None = None
 
     def evidence(self, step: int | None) -> Evidence:
         return Evidence(source=self.source, line=self.line, rank=self.rank, step=step, text=self.text[:MAX_TEXT])
@@ -170,6 +171,7 @@ class Story:
             order=order,
             rank=place.rank,
             step=self.step,
+            host=place.host,
             fields=dict(fields),
         )
         self._events[key] = _Counted(first, last_line=place.line, reached=self._reached.get(place.source, 0))

@@ -13,11 +13,12 @@ _RANKED = re.compile(
     r"\[(?:rank|default|Rank |RANK )(?P<rank>\d+)\]:? ?"
     r"|[Rr]ank ?(?P<named>\d+): (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
     r"|\[\d+,(?P<mpi>\d+)\](?:<std(?:out|err|diag)>:|:)? ?"
-    r"|(?P<srun>\d{1,5}): (?=\S|\s{2})"
+    r"|(?P<srun>\d{1,5}): (?=\S|\s{2}|\t)"
 )
 _UNRANKED = re.compile(
-    r"(?:worker|node|host|gpu|trainer|master|launcher)[\w.-]*: ?(?=\S|\s{2})"  # pdsh
-    r"|(?:\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d[\w.-]*): (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
+    r"(?P<host>(?:worker|node|host|gpu|trainer|master|launcher)[\w.-]*)(?!:\d+:\d+ \[): ?(?=\S|\s{2})"  # pdsh
+    r"|(?P<address>\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d[\w.-]*):"
+    r" (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
     r"|\((?:[\w.:]+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"  # Ray
     r"|[\w.-]+ +\| ?"  # docker compose
     r"|\[pod/[^\]]+\] ?"  # kubectl
@@ -25,18 +26,29 @@ _UNRANKED = re.compile(
     r"|(?:> ?)+"  # quoted mail
     r"|[│┃|] (?=.*[│┃|]\s*$)"  # a box
 )
+_NCCL = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] NCCL ")
 _MAX_PREFIXES = 6
-_ANOTHER_RANK = re.compile(r"(?<=[^\s>|])(?<![\]>]:)(?=\[(?:rank|default)\d+\]:)")
+_ANOTHER = re.compile(
+    r"(?<=[^\s>|])(?<![\]>]:)(?=\[(?:rank|default)\d+\]:)"
+    r"|(?<=[\w.)\]}])(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] \[[A-Z]+\] \[)"
+    r"|(?<=\})(?=\{['\"]loss['\"]: )"
+    r"|(?<=[\w.)\]}])(?<!\\n)(?=Traceback \(most recent call last\):)"
+)
+"""Where in a line another text begins: of another rank, of DeepSpeed's logger, of the Trainer, of Python."""
 
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """The line itself, its rank (None if no prefix says it) and where that stood, and the prefix that was taken off."""
+    """The line itself, its rank and where that stood, the prefix that was taken off, and the host.
+
+    Rank and host are None if neither a prefix nor, for the host, NCCL says them.
+    """
 
     text: str
     rank: int | None
     prefix: str
     rank_at: int | None = None
+    host: str | None = None
 
 
 def unwrap(line: str) -> Unwrapped:
@@ -45,6 +57,7 @@ def unwrap(line: str) -> Unwrapped:
         line = _ESCAPES.sub("", line)
     rank: int | None = None
     rank_at: int | None = None
+    host: str | None = None
     position = 0
     for _ in range(_MAX_PREFIXES):
         match = _RANKED.match(line, position)
@@ -56,6 +69,7 @@ def unwrap(line: str) -> Unwrapped:
             match = _UNRANKED.match(line, position)
             if match is None:
                 break
+            host = match["host"] or match["address"] or host
         position = match.end()
     text = line[position:]
     if (
@@ -65,9 +79,11 @@ def unwrap(line: str) -> Unwrapped:
         and text.rstrip()[-1:] in "│┃|"
     ):
         text = text.rstrip()[:-1].rstrip()
-    return Unwrapped(text, rank, line[:position], rank_at)
+    if " NCCL " in text and (match := _NCCL.match(text)) is not None:
+        host = match["host"]
+    return Unwrapped(text, rank, line[:position], rank_at, host)
 
 
 def apart(line: str) -> list[str]:
-    """The texts of several ranks that were written into one line, each with its prefix."""
-    return _ANOTHER_RANK.split(line) if line.count("]:") > 1 else [line]
+    """The texts of several ranks, or programs, that were written into one line, each with its prefix."""
+    return _ANOTHER.split(line)

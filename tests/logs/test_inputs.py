@@ -183,3 +183,41 @@ def test_the_texts_of_two_ranks_in_one_line(tmp_path):
         (0, "KeyError", "'a'", 1),
         (1, "ValueError", "b", 1),
     ]
+
+
+HEAD = TRACE.removesuffix("{}\n")
+
+
+def boxed(lines, prefix=""):
+    return "".join(f"{prefix}│ {line:<40} │\n" for line in lines)
+
+
+def test_a_message_in_a_box_is_put_together(tmp_path):
+    message = ("torch.OutOfMemoryError: CUDA out of", "memory. Tried to allocate 3.91 GiB. GPU", "3 is full", "x")
+    head = "".join(f"[rank1]: {line}\n" for line in HEAD.splitlines())
+    got = facts(tmp_path, head + boxed(message, "[rank1]: ") + "end\n")
+    assert [(f.rank, f.line) for f in got.failures] == [(1, 4)]
+    lines = got.failures[0].message.splitlines()
+    assert lines == ["CUDA out of memory. Tried to allocate 3.91 GiB. GPU 3 is full", "x"]
+    assert got.lines == 8
+
+
+def test_a_word_or_number_cut_in_a_box(tmp_path):
+    message = ("OSError: bad", "x" * 40, "yyy", "at 1234567890123456789 and 1234567890 12", "34 end")
+    (failure,) = facts(tmp_path, HEAD + boxed(message)).failures
+    assert failure.message == f"bad {'x' * 40}yyy\nat 1234567890123456789 and 1234567890 1234 end"
+
+
+def test_lines_of_a_box_that_had_room_stay_apart(tmp_path):
+    (failure,) = facts(tmp_path, HEAD + boxed(("ValueError: first", "second", "", "third"))).failures
+    assert failure.message.splitlines()[:2] == ["first", "second"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_one_line_that_a_terminal_broke(tmp_path, columns):
+    step = "{'loss': 2.7512, 'grad_norm': 0.8123456789012345, 'learning_rate': 4.9999968335030575e-05, 'epoch': 12.345}"
+    step = step.replace("{", "{'entropy': 0.1234567890123456, ")
+    lines = ["starting", *(step[at : at + columns] for at in range(0, len(step), columns)), "step 3 loss 1.0"]
+    got = facts(tmp_path, "\n".join(lines) + "\n")
+    assert got.series_of("lr").points[0].value == 4.9999968335030575e-05
+    assert got.lines == 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.logs.unwrap import unwrap
+from dsdoctor.logs.unwrap import apart, unwrap
 
 LINE = "RuntimeError: it broke"
 
@@ -62,3 +62,36 @@ def test_a_box_is_taken_off():
 
 def test_control_characters_do_not_survive():
     assert "\x1b" not in unwrap("\x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07text\x07").text
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "host"),
+    [
+        ("worker-0: RuntimeError: x", "RuntimeError: x", "worker-0"),
+        ("10.0.8.21: [rank1]: RuntimeError: x", "RuntimeError: x", "10.0.8.21"),
+        ("node01:12:34 [0] NCCL INFO x", "node01:12:34 [0] NCCL INFO x", "node01"),
+        ("c3n07: node01:12:34 [0] NCCL INFO x", "c3n07: node01:12:34 [0] NCCL INFO x", None),
+        ("worker-1: node01:12:34 [0] NCCL INFO x", "node01:12:34 [0] NCCL INFO x", "node01"),
+        ("RuntimeError: x", "RuntimeError: x", None),
+    ],
+)
+def test_the_host_is_kept(line, text, host):
+    got = unwrap(line)
+    assert (got.text, got.host) == (text, host)
+
+
+@pytest.mark.parametrize(
+    ("glued", "count"),
+    [
+        ("{'loss': 1.0}{'loss': 2.0}", 2),
+        ("[rank0]: x[rank1]: y", 2),
+        ("reducing to 8[2024-03-20 12:15:47,438] [INFO] [a.py:1:f] y", 2),
+        ("3/30 [00:04<00:05,  8.90it/s]Traceback (most recent call last):", 2),
+        ("'text\\nTraceback (most recent call last):'", 1),
+        ("[rank0]: [2024-03-20 12:15:47,438] [INFO] [a.py:1:f] y", 1),
+        ("> [rank1]: Traceback (most recent call last):", 1),
+    ],
+)
+def test_texts_in_one_line(glued, count):
+    assert len(apart(glued)) == count
+    assert "".join(apart(glued)) == glued
