@@ -43,7 +43,7 @@ def _switch_forgotten(config: ConfigFacts, effective: Effective) -> Iterator[Idl
             yield Idle(
                 keys=(path,),
                 why=f'{path} has no "enabled", which is false by default, so that the whole section does nothing',
-                fixes=(Fix(text="switch it on, or drop the section", patch=keys.as_patch(f"{path}.enabled", True)),),
+                fixes=(Fix(text='write "enabled": true in it, or drop the section'),),
             )
 
 

@@ -229,8 +229,11 @@ def _names_for(entry: Entry) -> list[str]:
 
 
 def _home(name: str, section: str, schema: Schema) -> str | None:
-    """The one other section that knows a key of that name, None where none or several do."""
-    if name in ("enabled", "type", "params", "device"):
+    """The one other section that knows a key of that name, None where none or several do.
+
+    A key of fp16 in bf16 is no matter of the place: bf16 has no loss scale.
+    """
+    if name in ("enabled", "type", "params", "device") or section in ("bf16", "bfloat16"):
         return None
     homes = [path for path, other in schema.sections.items() if path != section and other.key(name) is not None]
     return homes[0] if len(homes) == 1 else None

@@ -117,12 +117,13 @@ class Deprecated(Diagnosis):
 
     def _deprecated(self, config: ConfigFacts, entry: Entry, successor: str) -> Finding:
         change, same = _translated(entry)
+        text = f"write {successor} instead" if entry.value else "drop it: it is off, as it is without the key"
         beside = any(_is_given(config, key, entry.path) for key in keys.patched_keys(change) if key != entry.path)
         return self.finding(
             cause=f"{entry.path} is deprecated; its successor is {successor}",
             evidence=(at_key(config, entry.path),),
             confidence=1.0,
-            fixes=(Fix(text=f"write {successor} instead", patch=change, safe=same and not beside),),
+            fixes=(Fix(text=text, patch=change, safe=same and not beside),),
             keys=(entry.path,),
         )
 

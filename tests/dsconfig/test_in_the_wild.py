@@ -81,3 +81,18 @@ def test_fixing_twice_changes_nothing(wild):
         job = case(wild, text)
         once = fix(job, text, unsafe=unsafe).text
         assert fix(job, once, unsafe=unsafe).text == once
+
+
+def test_fixed_configs_load_in_deepspeed():
+    """Those of the installed release that no error is left in, after every fix that has a patch."""
+    fixed, ranks = [], []
+    for wild in HERE:
+        if wild.wrong and wild.framework == "deepspeed":
+            text = json.dumps(wild.config, indent=2)
+            done = fix(case(wild, text), text, unsafe=True)
+            left = [f for f in troubles(case(wild, done.text)) if f.severity == "error"]
+            if done.applied and not left:
+                fixed.append(json.loads(done.text))
+                ranks.append(wild.ranks)
+    assert len(fixed) >= 10
+    assert [answer.error for answer in ask(fixed, world_size=ranks)] == [None] * len(fixed)
