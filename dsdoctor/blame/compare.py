@@ -59,7 +59,7 @@ def diverged(case: Case) -> Health | None:
     if any(judge(run).failed for run in (given, plain, again)):
         return None
     found = compare(given, plain)
-    if found.apart_from is None:
+    if found.apart_from is None or compare(again, plain).steps <= found.apart_from:
         return None
     most = f"{found.largest_difference:.1%} in step {found.at_step}"
     why = f"the losses move away from those of the run without DeepSpeed from step {found.apart_from} on ({most})"

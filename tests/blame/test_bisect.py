@@ -26,7 +26,7 @@ CONFIG = {
         "stage": 3,
         "overlap_comm": True,
         "reduce_bucket_size": 1000,
-        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 1000,
         "offload_optimizer": {"device": "cpu", "pin_memory": False},
         "offload_param": {"device": "cpu"},
     },
