@@ -10,7 +10,14 @@ from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Finding
 from dsdoctor.runs.facts import Failure
 
-GENERAL = ("launch/user-exception", "deepspeed/internal-error", "launch/peer-failure", "launch/abort", "launch/signal")
+GENERAL = (
+    "launch/user-exception",
+    "deepspeed/internal-error",
+    "launch/peer-failure",
+    "launch/abort",
+    "launch/signal",
+    "comm/nccl-error",
+)
 """What is said of an exception where nothing more specific is known."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.explained import explained
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE
 from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -17,6 +18,8 @@ IB_TIMEOUT = "12"
 VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|tap)")
 _COMPLETION = re.compile(r"Got completion (?:from peer \S+ )?with (?:status=(?:IBV_\w+\()?|error )(?P<status>\d+)")
 _VERBS = re.compile(r"Call to ibv_\w+ failed")
+_NCCL_ERROR = re.compile(r"NCCL error in: |ncclUnhandledCudaError|ncclSystemError|ncclInternalError")
+_LAST_WORDS = re.compile(r"Last error:\s*\n(?P<words>.+)")
 _NO_INTERFACE = re.compile(r"no socket interface found|Unable to find address for: (?P<name>\S+)")
 
 _CHECK_FABRIC = (Fix(text="check link (ibstat, counters), GID index, MTU and firewall between the hosts"),)
@@ -138,6 +141,48 @@ class WrongInterface(Diagnosis):
             )
 
 
+class NcclError(Diagnosis):
+    """NCCL failed, and what it says names no narrower reason.
+
+    What it is: an error inside NCCL ("unhandled system error", "unhandled cuda error", "internal error") that torch
+    passes on as an exception. It comes from the network, the driver or shared memory, not from the line of the script
+    that the traceback shows.
+
+    What proves it: "NCCL error in:" in the exception, with no reason that has a page of its own: a refused connection,
+    InfiniBand, shared memory, peer access between GPUs, two ranks on one GPU, no GPU memory left, other versions.
+
+    When it could be wrong: without `NCCL_DEBUG` the reason itself is missing, and one of the pages above may be meant.
+
+    What to do: run it again with `NCCL_DEBUG=INFO` (and `NCCL_DEBUG_FILE=nccl.%h.%p.log`) and read the first `NCCL
+    WARN`; `dsdoctor comm --read nccl.*.log` does that. As tests of one switch each: `NCCL_P2P_DISABLE=1`,
+    `NCCL_IB_DISABLE=1`, `NCCL_SHM_DISABLE=1`, `NCCL_SOCKET_IFNAME`.
+    """
+
+    id = "comm/nccl-error"
+    severity = "error"
+    title = "NCCL failed, and does not say why"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        first = next(iter(_of_ranks(case)), None)
+        if first is None or _NCCL_ERROR.search(first.message) is None or explained(first, case):
+            return
+        last = _LAST_WORDS.search(first.message)
+        said = last["words"].strip() if last is not None else first.message.partition("\n")[0].partition(": ")[2]
+        same = [context.evidence(one) for one in _of_ranks(case)[1:] if _NCCL_ERROR.search(one.message) is not None]
+        yield self.finding(
+            cause=f"NCCL failed: {said}",
+            evidence=(context.evidence(first), *same)[:MAX_EVIDENCE],
+            confidence=0.6,
+            caveat="The reason stands in NCCL's own warnings, which this log does not have.",
+            fixes=(
+                Fix(
+                    Fix(text="run it with NCCL_DEBUG=INFO and read the first NCCL WARN; the script is not at fault"),
+                ),
+                Fix(text="test one switch at a time: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1"),
+            ),
+        )
+
+
 def _of_ranks(case: Case) -> list[Failure]:
     """The exceptions that are no answer to the loss of another rank."""
     return [failure for failure in context.failures(case) if not is_peer_failure(failure)]
@@ -160,4 +205,4 @@ def _decisive(failure: Failure) -> tuple[Evidence, ...]:
     return ()
 
 
-DIAGNOSES: tuple[Diagnosis, ...] = (InfinibandError(), WrongInterface())
+DIAGNOSES: tuple[Diagnosis, ...] = (InfinibandError(), WrongInterface(), NcclError())

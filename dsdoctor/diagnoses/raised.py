@@ -10,6 +10,7 @@ from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import explained, has_specific_root
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, users_lines
 from dsdoctor.diagnoses.internal import InternalError
+from dsdoctor.diagnoses.network import NcclError
 from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.diagnoses.processes import after_the_work, endings, signal_code
 from dsdoctor.diagnoses.signals import Abort
@@ -46,7 +47,7 @@ class UserException(Diagnosis):
         own = [failure for failure in raised if not is_peer_failure(failure)]
         if not own:
             yield from self._exit_in_log(case)
-        elif not explained(own[0], case) and not any((*InternalError().examine(case), *Abort().examine(case))):
+        elif not explained(own[0], case) and not any(any(rule.examine(case)) for rule in _ALSO_GENERAL):
             yield self._raised(own[0], own[1:])
 
     def _raised(self, first: Failure, others: Sequence[Failure]) -> Finding:
@@ -78,6 +79,10 @@ class UserException(Diagnosis):
                 caveat="The traceback of the rank itself is missing; the launcher's report does not say why.",
                 fixes=(Fix(text="look for the rank's own output: torchrun --tee 3, or one file a rank"),),
             )
+
+
+_ALSO_GENERAL = (InternalError(), Abort(), NcclError())
+"""Diagnoses that say little more of an exception, but whose it is."""
 
 
 class PeerFailure(Diagnosis):

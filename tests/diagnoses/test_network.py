@@ -54,6 +54,21 @@ MEANT = {
     "own-exception": (AGENT_LOST, "launch/user-exception"),
     "own-before-the-barrier": (log(failures=(OWN, raised(BARRIER)), steps_seen=30), "launch/user-exception"),
 }
+ONLY_NCCL = said(
+    "NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error (run with NCCL_DEBUG=INFO for details)"
+)
+POSITIVE = {"comm/nccl-error": [ONLY_NCCL, said(NCCL.format("Call to socket failed"))]}
+NEGATIVE = {
+    "comm/nccl-error": [
+        REFUSED,
+        MEMLOCK,
+        PEER_ACCESS,
+        SAME_GPU,
+        said(NCCL.format("ncclRemoteError: remote process exited")),
+        log(failures=(OWN, raised(NCCL.format("Call to socket failed")))),
+        healthy(),
+    ]
+}
 ALL = {identifier for _, identifier in MEANT.values()} | {"comm/timeout", "comm/failed-step"}
 
 
@@ -62,6 +77,17 @@ def test_one_of_them_and_no_other(name):
     case, identifier = MEANT[name]
     assert len(found(case, identifier)) == 1
     assert [other for other in ALL - {identifier} if found(case, other)] == []
+
+
+@pytest.mark.parametrize("case", POSITIVE["comm/nccl-error"])
+def test_an_error_of_nccl_without_a_reason(case):
+    assert len(found(case, "comm/nccl-error")) == 1
+    assert not found(case, "launch/user-exception")
+
+
+@pytest.mark.parametrize("case", NEGATIVE["comm/nccl-error"])
+def test_an_error_of_nccl_with_a_reason(case):
+    assert not found(case, "comm/nccl-error")
 
 
 @pytest.mark.parametrize("identifier", sorted(ALL - {"comm/failed-step"}))
