@@ -175,9 +175,7 @@ class NcclError(Diagnosis):
             confidence=0.6,
             caveat="The reason stands in NCCL's own warnings, which this log does not have.",
             fixes=(
-                Fix(
-                    Fix(text="run it with NCCL_DEBUG=INFO and read the first NCCL WARN; the script is not at fault"),
-                ),
+                Fix(text="run it with NCCL_DEBUG=INFO and read the first NCCL WARN; the script is not at fault"),
                 Fix(text="test one switch at a time: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1"),
             ),
         )
