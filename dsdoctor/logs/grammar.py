@@ -181,6 +181,27 @@ EVENTS = (
         r"--fp16\b(?! *[Ff]alse)|\bfp16=True|fp16_enabled \.+ (?:True|auto)|Creating torch\.float16 ZeRO"
         r"|fp16 (?:unfused )?optimizer with dynamic loss scale",
     ),
+    # Lines of the engine's own dump: two forms of one repr, and an older one of single attributes.
+    _row(
+        "scale-settings",
+        "float16_config ",
+        rf"float16_config \.+ enabled=(?P<enabled>True|False) .*?\bloss_scale=(?P<loss_scale>{PLAIN})"
+        r" .*?\binitial_scale_power=(?P<initial_scale_power>\d+) .*?\bloss_scale_window=(?P<loss_scale_window>\d+)"
+        rf" .*?\bhysteresis=(?P<hysteresis>\d+) .*?\bmin_loss_scale=(?P<min_loss_scale>{PLAIN})",
+    ),
+    _row(
+        "scale-settings",
+        "dynamic_loss_scale_args ",
+        r"dynamic_loss_scale_args \.+ \{.*?'scale_window': (?P<loss_scale_window>\d+)"
+        r"(?:.*?'(?:delayed_shift|hysteresis)': (?P<hysteresis>\d+))?"
+        rf"(?:.*?'min_scale': (?P<min_loss_scale>{PLAIN}))?",
+    ),
+    _row(
+        "scale-settings",
+        "initial_dynamic_scale ",
+        r"\binitial_dynamic_scale \.+ (?P<initial_dynamic_scale>\d+)\s*$",
+    ),
+    _row("scale-settings", "loss_scale ...", rf":print\w*\] +loss_scale \.+ (?P<loss_scale>{PLAIN})\s*$"),
     _row(
         "bf16-flag",
         ("bf16", "bfloat16"),

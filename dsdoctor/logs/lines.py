@@ -214,6 +214,8 @@ class LineReader:
             settings.setdefault("bf16.enabled", True)
         elif kind == "stage-flag":
             settings.setdefault("zero_optimization.stage", int(next(iter(fields.values()))))
+        elif kind == "scale-settings":
+            settings.update(_scale_settings(fields))
 
     def _overflow(self, kind: str, match: re.Match[str], place: Place) -> None:
         groups = match.groupdict()
@@ -320,6 +322,19 @@ def _pairs(pattern: re.Pattern[str], text: str, start: int) -> list[tuple[tuple[
         if name is not None:
             found.setdefault(name, pair.span("value"))
     return [(span, name) for name, span in found.items()]
+
+
+def _scale_settings(fields: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of the fp16 section that lines of DeepSpeed's dump tell, by dotted names."""
+    settings: dict[str, Any] = {}
+    for name, text in fields.items():
+        if name == "enabled":
+            settings["fp16.enabled"] = text == "True"
+        elif name == "initial_dynamic_scale":
+            settings["fp16.initial_scale_power"] = math.log2(int(text)) if int(text) > 0 else 0
+        elif name != "loss_scale" or float(text) != 1:  # 1 is what the dump of an engine without a scale says
+            settings[f"fp16.{name}"] = float(text)
+    return settings
 
 
 def _launchers(failure: Failure) -> bool:

@@ -300,7 +300,7 @@ class Story:
         return history(
             lines,
             counts=self.skips.counts(),
-            config=self.config or {},
+            settings=_of_scale(self.config, self.settings),
             precision=precision,
             steps_seen=self.steps_seen or None,
             first_step=self.first_step,
@@ -308,6 +308,13 @@ class Story:
             loss_finite=all(map(math.isfinite, losses)) if known else None,
             ended=end != "open",
         )
+
+
+def _of_scale(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The fp16 section in force: what the engine dumped, else what the config says."""
+    given = (config or {}).get("fp16")
+    dumped = {key.removeprefix("fp16."): value for key, value in settings.items() if key.startswith("fp16.")}
+    return {**(given if isinstance(given, Mapping) else {}), **dumped}
 
 
 def _precision(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str | None:

@@ -102,7 +102,7 @@ def history(
     lines: list[Overflow],
     *,
     counts: tuple[SkipCount, ...] = (),
-    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
     precision: str | None,
     steps_seen: int | None,
     first_step: int | None,
@@ -112,13 +112,11 @@ def history(
 ) -> LossScaleHistory | None:
     """The overflows as one history, None where nothing tells of any. `raised` is the exception at the minimum scale.
 
-    `counts` stand for the overflows where these have no lines of their own.
+    `settings` is the fp16 section of the config in force; `counts` stand for the overflows where these have no lines of their own.
     """
     unscaled = bool(lines) and all(line.scale is None for line in lines)
     if precision is None and (_ones(lines) or (not lines and counts and all(count.scale == 1 for count in counts))):
         unscaled = True
-    fp16 = config.get("fp16")
-    settings = fp16 if isinstance(fp16, Mapping) else {}
     static = _number(settings.get("loss_scale")) or None
     attempts = [_attempt(line, static) for line in lines]
     if raised is not None:

@@ -207,3 +207,37 @@ def test_a_healthy_fp16_log_has_only_information(tmp_path):
     text += "".join(f"step {i} loss {3 - i / 50:.3f}\n" for i in range(1, 60)) + "training finished\n"
     findings = diagnose(Case(logs=facts(tmp_path, text)), strict=True).findings
     assert [finding.id for finding in findings] == ["loss-scale/warmup"]
+
+
+DUMP = "[2024-03-20 12:15:47,438] [INFO] [config.py:984:print]   {}\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (  # as releases up to 0.17.0 print it
+            "dynamic_loss_scale_args ...... {'init_scale': 4096, 'scale_window': 500, 'delayed_shift': 3, "
+            "'consecutive_hysteresis': False, 'min_scale': 2}",
+            "fp16_enabled ................. True",
+            "initial_dynamic_scale ........ 4096",
+            "loss_scale ................... 0",
+        ),
+        (  # as later ones do
+            "float16_config ............... enabled=True auto_cast=False loss_scale=0.0 initial_scale_power=12 "
+            "loss_scale_window=500 hysteresis=3 consecutive_hysteresis=False min_loss_scale=2 "
+            "fp16_master_weights_and_grads=False",
+        ),
+    ],
+)
+def test_settings_of_the_scale_come_from_single_lines_of_the_dump(tmp_path, lines):
+    text = "".join(map(DUMP.format, lines)) + OVERFLOW.format(4096, 2048)
+    history = facts(tmp_path, text).loss_scale
+    assert (history.window, history.hysteresis, history.initial_power, history.floor) == (500, 3, 12, 2)
+    assert (history.precision, history.dynamic) == ("fp16", True)
+
+
+def test_a_static_scale_of_the_dump(tmp_path):
+    text = DUMP.format("fp16_enabled ................. True") + DUMP.format("loss_scale ................... 128.0")
+    line = "[2024-03-20 12:15:47,438] [WARNING] [x.py:1:f] [deepspeed] OVERFLOW! Skipping step. "
+    line += "Gradients are non-finite, weights were not updated.\n"
+    assert facts(tmp_path, text + line).loss_scale.attempts[0].scale == 128
