@@ -5,12 +5,14 @@ import pytest
 from dsdoctor.analysis import analyze_log
 from tests.logs_real.written import (
     aborts,
+    breakages,
     calm,
     communication,
     figures,
     healthy,
     partitioned,
     processes,
+    scales,
     software,
     variants,
     waiting,
@@ -18,6 +20,8 @@ from tests.logs_real.written import (
 
 LOGS = [
     *figures.CASES,
+    *scales.CASES,
+    *breakages.CASES,
     *processes.CASES,
     *aborts.CASES,
     *communication.CASES,
