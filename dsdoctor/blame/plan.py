@@ -48,7 +48,7 @@ def plan(case: Case, findings: Sequence[Finding], depth: Depth) -> Plan:
         return Plan(why_not="the machine is to blame, whatever the config says")
     if any(f.id == "version/known-defect" for f in view.roots) and depth != "asked":
         return Plan(why_not="a known defect of this release explains it")
-    suspicions = [Change(keys=s.keys, patch=s.patch, group="suspicion") for s in suspects(case, findings)]
+    suspicions = suspects(case, findings)
     pool = () if depth == "suspects" else tuple(_pool(view, blame, asked=depth == "asked"))
     if not suspicions and not pool:
         return Plan(why_not=_why_not(blame, depth))

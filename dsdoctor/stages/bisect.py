@@ -45,6 +45,8 @@ def search(examination: Examination) -> StageResult:
         seen=planned.seen,
     )
     examination.learn(bisection=found)
+    if found.untried:
+        examination.tell(f"not tried: {'; '.join(found.untried)}")
     status: Status = "failed" if found.verified else "passed" if found.nothing_passes else "warned"
     return StageResult(name="bisect", status=status, why=_told(found), details=asdict(found))
 
@@ -56,26 +58,35 @@ class _Runner:
         self._examination = examination
         self._given = given
         self._plan = planned
-        job = examination.job
-        limit = math.inf if job.bisect == "asked" else AUTOMATIC_SECONDS
-        self._limit = min(limit, job.remaining())
+        self._limit = math.inf if examination.job.bisect == "asked" else AUTOMATIC_SECONDS
         self._began = time.monotonic()
         self._longest = given.seconds
         self._number = 0
 
     def __call__(self, config: Mapping[str, Any], touched: tuple[str, ...], left: int) -> Outcome:
-        remaining = self._limit - (time.monotonic() - self._began)
-        if remaining < self._longest:
-            raise OutOfBudget(f"the next run would not fit into the {seconds(self._limit)} that it may take")
+        remaining = self._remaining()
         self._number += 1
         self._say(touched, left)
-        run = self._observe(config, touched, remaining)
+        try:
+            run = self._observe(config, touched, remaining)
+        except KeyboardInterrupt:
+            self._examination.interrupted = True
+            raise OutOfBudget("stopped by the user") from None
         if run.outcome == "interrupted":
             raise OutOfBudget(run.why or "stopped")
         outcome = self._judged(run)
         self._longest = max(self._longest, run.seconds)
         self._examination.tell(f"  {outcome.kind}: {outcome.why} ({seconds(run.seconds)})")
         return outcome
+
+    def _remaining(self) -> float:
+        """Seconds that are left; raises OutOfBudget where they do not suffice for another run."""
+        job = self._examination.job
+        remaining = min(self._limit - (time.monotonic() - self._began), job.remaining())
+        if remaining >= self._longest:
+            return remaining
+        self._examination.out_of_budget = job.remaining() < self._longest
+        raise OutOfBudget("the next run would not fit into the time that is left")
 
     def _say(self, touched: tuple[str, ...], left: int) -> None:
         """What is tried, what remains, how long that takes."""

@@ -48,3 +48,10 @@ def test_other_risks_need_no_run_where_lint_has_the_reason(tmp_path):
 def test_switching_the_precision_off_proves_nothing(tmp_path):
     off = finding("config/conflict", {"fp16": {"enabled": False}}, keys=("fp16.enabled",))
     assert keys_of(tmp_path, off) == []
+
+
+def test_a_race_is_tested_though_it_is_no_finding_of_lint(tmp_path):
+    off = {"zero_optimization": {"overlap_comm": False}}
+    race = finding("numerics/overlap-comm-race", off, keys=("zero_optimization.overlap_comm",))
+    assert keys_of(tmp_path, race, REFUSED) == [("zero_optimization.overlap_comm",)]
+    assert keys_of(tmp_path, finding("numerics/silent-skip", off)) == []

@@ -115,8 +115,21 @@ def test_the_search_keeps_to_the_budget(stage):
     result, examination, orders = stage(slow, budget=50.0)
     assert len(orders) == 2
     assert examination.case.bisection.stopped
+    assert examination.out_of_budget
     assert result.status == "warned"
     assert verdict(examination).blame == "deepspeed"
+
+
+def test_ctrl_c_keeps_what_was_found_so_far(stage):
+    def impatient(spec):
+        if spec.config["zero_optimization"].get("round_robin_gradients") is None and "gradient_clipping" in spec.config:
+            raise KeyboardInterrupt
+        return bucket_fails(spec)
+
+    result, examination, _orders = stage(impatient, bisect="asked")
+    assert examination.interrupted
+    assert examination.case.bisection.stopped == "stopped by the user"
+    assert "stopped by the user" in result.why
 
 
 def test_losses_that_move_away_are_searched_like_any_failure(stage):
