@@ -56,6 +56,11 @@ class Bisection:
     stopped: str = ""
 
     @property
+    def comes_and_goes(self) -> bool:
+        """True where the given config failed in some runs only, and no change was proved to explain it."""
+        return not self.verified and self.given is not None and self.given.failed < self.given.runs
+
+    @property
     def nothing_passes(self) -> bool:
         """True where the search came to its end and no config that was tried passes."""
         return self.searched and not self.keys and not self.stopped
