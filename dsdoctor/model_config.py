@@ -55,8 +55,17 @@ def named_by(script: ScriptFacts | None, arguments: Mapping[str, Any]) -> ModelC
 
 
 def load(path: Path) -> ModelConfig:
-    """Read a config.json, or the one in a folder. Raises ModelUnreadable."""
-    file = path / "config.json" if path.is_dir() else path
+    """Read a config.json, or the one in a folder, as far as a ds_config goes. Raises ModelUnreadable."""
+    return understood(str(_file(path)), read(path))
+
+
+def _file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A config.json as it is, or the one in a folder. Raises ModelUnreadable."""
+    file = _file(path)
     try:
         if file.stat().st_size > _LARGEST:
             raise ModelUnreadable(f"not a model's config.json: {file} is too large")
@@ -67,10 +76,10 @@ def load(path: Path) -> ModelConfig:
         raise ModelUnreadable(f"not a model's config.json: {file} is not JSON") from None
     if not isinstance(data, dict):
         raise ModelUnreadable(f"not a model's config.json: {file} holds no object")
-    return _understood(str(file), data)
+    return data
 
 
-def _understood(path: str, data: Mapping[str, Any]) -> ModelConfig:
+def understood(path: str, data: Mapping[str, Any]) -> ModelConfig:
     parts = tuple(_parts(data))
     experts = [part[name] for part in parts for name in _EXPERTS if _is_count(part.get(name))]
     dtype = next((str(part[name]) for part in parts for name in _DTYPES if part.get(name)), None)

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import dsdoctor
-from dsdoctor.cli import blame, comm, config, demo, env, explain, log, nan, triage
+from dsdoctor.cli import blame, comm, config, demo, env, explain, log, memory, nan, triage
 from dsdoctor.cli.errors import CannotWork
 
-COMMANDS = (triage, demo, log, config, comm, nan, blame, env, explain)
+COMMANDS = (triage, demo, log, memory, config, comm, nan, blame, env, explain)
 
 EXIT_CODES = """exit codes:
   0 nothing wrong   1 at least one error found   2 dsdoctor could not do its work

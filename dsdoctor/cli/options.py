@@ -67,10 +67,10 @@ def byte_size(text: str) -> int:
 def _scaled(text: str, units: Mapping[str, int]) -> int:
     match = re.fullmatch(r"\s*([\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = units.get(match.group(2).lower(), 1 if not match.group(2) else 0) if match else 0
-    value = int(float(match.group(1)) * unit) if match and unit else 0
-    if value <= 0:
+    value = float(match.group(1)) * unit if match and unit else 0.0
+    if not 1 <= value < 1e18:
         raise argparse.ArgumentTypeError(f"{text} is no number above 0 with one of the units {', '.join(units)}")
-    return value
+    return int(value)
 
 
 def duration(text: str) -> float:

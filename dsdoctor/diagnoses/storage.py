@@ -12,6 +12,7 @@ from dsdoctor.finding import Evidence, Finding, Fix, Severity
 from dsdoctor.frames import passes_through
 from dsdoctor.machine.facts import SwapFolder
 from dsdoctor.runs.facts import Failure
+from dsdoctor.units import size
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _NETWORK = ("nfs", "lustre", "cifs", "smb", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "9p")
@@ -24,7 +25,8 @@ class DiskFull(TextDiagnosis):
     writer often says no word about a disk: "PytorchStreamWriter failed writing file", "unexpected pos", "iostream
     error".
 
-    What proves it: such an error of the writer, or "No space left on device" for a file.
+    What proves it: such an error of the writer, or "No space left on device" for a file; before a run the size that a
+    checkpoint will have against the free space of the folder it is to be written to.
 
     When it could be wrong: "No space left on device" from NCCL or under /dev/shm is shared memory, not the disk. A
     network file system that went away breaks the stream as well.
@@ -46,6 +48,19 @@ class DiskFull(TextDiagnosis):
         Fix(text="free space or write to another volume; a full checkpoint takes 14 to 16 bytes a parameter"),
         Fix(text="keep fewer checkpoints (save_total_limit), delete old ones"),
     )
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        yield from super().examine(case)
+        checkpoint = case.memory.checkpoint if case.memory is not None else None
+        if checkpoint is not None and checkpoint.free is not None and checkpoint.needed > checkpoint.free:
+            told = f"{checkpoint.kept} checkpoint(s) of {size(checkpoint.bytes)} and {size(checkpoint.free)} free"
+            yield self.finding(
+                cause=f"the checkpoints will not fit into {checkpoint.folder}: {told}",
+                evidence=(Evidence(source="memory", text=told),),
+                confidence=0.8,
+                caveat="the size is worked out from weights, masters and optimizer states",
+                fixes=self.fixes,
+            )
 
     def applies(self, failure: Failure, case: Case) -> bool:
         everything = (failure, *failure.chain)

@@ -13,105 +13,171 @@ from typing import Any, Literal
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.release import at_least
 from dsdoctor.dsconfig.schema import schema_for
+from dsdoctor.memory.activations import NOTHING, Activations
 from dsdoctor.memory.facts import Offload
-from dsdoctor.runs.facts import ModelFacts
+from dsdoctor.memory.inventory import Inventory
 
-_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 _NAMED_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "bf16": 2, "float16": 2, "bfloat16": 2}
 _PINNED_BY_DEFAULT_SINCE = "0.19.5"
+_ZERO = "zero_optimization"
+_SINGLE_TENSOR_TEMPORARIES = 2
+"""torch's Adam on a CPU: the root of the second moment, and the quotient by the bias correction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the formulas need to know of one row. `loaded` are the bytes of the model as the script builds it."""
+    """What the formulas need to know of one row."""
 
     stage: int
     offload_optimizer: Offload
     offload_param: Offload
     device: Literal["cpu", "cuda"]
-    trainable: int
-    frozen: int
-    largest_layer: int
+    model: Inventory
+    activations: Activations
     ranks: int
     ranks_per_host: int
+    expert_ranks: int
+    """Ranks that share the shards of an expert's parameters; `ranks` without expert parallelism."""
     weight: int
     """w: bytes of a parameter as it is used, 2 for fp16 and bf16."""
-    bf16: bool
+    precision: Literal["fp32", "fp16", "bf16"]
     accumulated: int
     """a: bytes of an accumulated gradient."""
-    master: int
-    """m: bytes of a master parameter; 0 where there is no second copy."""
+    low_master: bool
+    """fp16 or bf16 master weights and gradients."""
     states: int
     """s: bytes of optimizer state for a parameter, 8 for Adam."""
+    temporaries: int
+    """Tensors of a state's size that one optimizer kernel needs for itself: none for DeepSpeed's fused ones."""
+    fused: bool
     reduce_bucket: int
     overlap: bool
     prefetch: int
+    persistence: int
+    model_persistence: int
+    max_live: int
+    max_reuse: int
     sub_group: int
+    hpz: int
     accumulation_steps: int
+    micro_batch: int | None
     pinned: bool
-    loaded: int
-
-    @property
-    def all_parameters(self) -> int:
-        return self.trainable + self.frozen
-
-    @property
-    def full_accumulation(self) -> bool:
-        """DeepSpeed's BF16_Optimizer is in charge: bf16 at stage 1 with gradients accumulated in fp32."""
-        return self.bf16 and self.stage == 1 and self.accumulated == 4 and self.offload_optimizer == "none"
+    buffer_count_optimizer: int
+    buffer_count_param: int
+    param_buffer: int
+    max_in_cpu: int
+    zero_init: bool
+    gather_on_save: bool
+    untouched: bool
+    """Count the pages of a buffer that nobody writes: a GPU has to provide them, a CPU does not."""
 
     @property
     def low_precision(self) -> bool:
         return self.weight == 2
 
+    @property
+    def master(self) -> int:
+        """m: bytes of a master parameter. ZeRO keeps a copy in any precision, without it only 16-bit does."""
+        if self.stage == 0:
+            return 4 if self.low_precision else 0
+        return 2 if self.low_master and self.low_precision else 4
+
+    @property
+    def full_accumulation(self) -> bool:
+        """DeepSpeed's BF16_Optimizer is in charge: bf16 at stage 1 with gradients accumulated in fp32."""
+        bf16 = self.precision == "bf16" and self.low_precision
+        return bf16 and self.stage == 1 and self.accumulated == 4 and self.offload_optimizer == "none"
+
+    @property
+    def trained_shard(self) -> int:
+        """Trainable elements of which one rank keeps the optimizer's part."""
+        dense = self.model.count(trainable=True, expert=False)
+        experts = self.model.count(trainable=True, expert=True)
+        if self.stage == 0:
+            return dense + experts
+        if self.stage == 3:
+            return self.model.shard(self.ranks, trainable=True, expert=False) + self.model.shard(
+                self.expert_ranks, trainable=True, expert=True
+            )
+        return -(-dense // self.ranks) + -(-experts // self.expert_ranks)
+
+    @property
+    def weight_shard(self) -> int:
+        """Elements of which one rank keeps the parameters at stage 3, frozen ones too."""
+        return self.model.shard(self.ranks, expert=False) + self.model.shard(self.expert_ranks, expert=True)
+
     def row(self, stage: int, offload_optimizer: Offload, offload_param: Offload) -> Setup:
         """The same job at another stage, and with other offloads."""
-        master = _master(stage, self.weight, self.master)
+        fused = self.fused or offload_optimizer != "none"
         return replace(
-            self, stage=stage, offload_optimizer=offload_optimizer, offload_param=offload_param, master=master
+            self,
+            stage=stage,
+            offload_optimizer=offload_optimizer,
+            offload_param=offload_param,
+            temporaries=0 if fused else self.temporaries,
         )
 
 
 def setup_of(
     config: Mapping[str, Any],
-    model: ModelFacts,
+    model: Inventory,
     *,
     release: str,
     device: Literal["cpu", "cuda"],
     ranks: int,
     ranks_per_host: int,
+    activations: Activations = NOTHING,
+    zero_init: bool = False,
+    untouched: bool | None = None,
 ) -> Setup:
     """The given config's own row. `release` is the DeepSpeed version whose defaults count."""
     effective = Effective(data=config, schema=schema_for(release))
-    zero = "zero_optimization"
-    weight = 4 if effective.precision == "fp32" or effective.get("torch_autocast.enabled") is True else 2
+    autocast = effective.get("torch_autocast.enabled") is True
+    weight = 4 if effective.precision == "fp32" or autocast else 2
     stage = effective.stage
-    offload_param = effective.offload("param") if stage == 3 else "none"
-    offload_optimizer = effective.offload("optimizer") if stage > 0 else "none"
-    pin = effective.get(f"{zero}.offload_optimizer.pin_memory")
-    low_master = effective.get(f"{effective.precision}.{effective.precision}_master_weights_and_grads") is True
+    offload_optimizer = _optimizer_offload(effective, stage)
+    fused = _fused(effective)
+
+    def number(key: str, default: int) -> int:
+        return _count(effective.get(f"{_ZERO}.{key}"), default)
+
+    pin = effective.get(f"{_ZERO}.offload_optimizer.pin_memory")
     return Setup(
         stage=stage,
         offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
+        offload_param=effective.offload("param") if stage == 3 else "none",
         device=device,
-        trainable=model.trainable,
-        frozen=model.parameters - model.trainable,
-        largest_layer=model.largest_layer,
+        model=model,
+        activations=activations,
         ranks=ranks,
         ranks_per_host=ranks_per_host,
+        expert_ranks=max(1, ranks // model.expert_parallel),
         weight=weight,
-        bf16=effective.precision == "bf16" and weight == 2,
+        precision=effective.precision,
         accumulated=_NAMED_BYTES.get(str(effective.get("data_types.grad_accum_dtype")), weight),
-        master=_master(stage, weight, 2 if low_master else 4),
+        low_master=effective.get(f"{effective.precision}.{effective.precision}_master_weights_and_grads") is True,
         states=_states(effective),
-        reduce_bucket=_count(effective.get(f"{zero}.reduce_bucket_size"), 500_000_000),
-        overlap=effective.given(f"{zero}.overlap_comm") and effective.get(f"{zero}.overlap_comm") is True,
-        prefetch=_count(effective.get(f"{zero}.stage3_prefetch_bucket_size"), 50_000_000),
-        sub_group=_count(effective.get(f"{zero}.sub_group_size"), 1_000_000_000),
-        accumulation_steps=_count(effective.get("gradient_accumulation_steps"), 1),
+        temporaries=0 if fused else (_SINGLE_TENSOR_TEMPORARIES if device == "cpu" else 1),
+        fused=fused,
+        reduce_bucket=number("reduce_bucket_size", 500_000_000),
+        overlap=effective.get(f"{_ZERO}.overlap_comm") is True,
+        prefetch=number("stage3_prefetch_bucket_size", 50_000_000),
+        persistence=_count(effective.get(f"{_ZERO}.stage3_param_persistence_threshold"), 100_000, least=0),
+        model_persistence=number("stage3_model_persistence_threshold", 2**63 - 1),
+        max_live=number("stage3_max_live_parameters", 1_000_000_000),
+        max_reuse=_count(effective.get(f"{_ZERO}.stage3_max_reuse_distance"), 1_000_000_000, least=0),
+        sub_group=number("sub_group_size", 1_000_000_000),
+        hpz=number("zero_hpz_partition_size", 1),
+        accumulation_steps=accumulation_steps(config, effective, ranks),
+        micro_batch=micro_batch(config, effective, ranks),
         pinned=device == "cuda" and (at_least(release, _PINNED_BY_DEFAULT_SINCE) if pin is None else pin is True),
-        loaded=_loaded(model),
+        buffer_count_optimizer=number("offload_optimizer.buffer_count", 4),
+        buffer_count_param=number("offload_param.buffer_count", 5),
+        param_buffer=number("offload_param.buffer_size", 100_000_000),
+        max_in_cpu=_count(effective.get(f"{_ZERO}.offload_param.max_in_cpu"), 1_000_000_000, least=0),
+        zero_init=zero_init and stage == 3,
+        untouched=device == "cuda" if untouched is None else untouched,
+        gather_on_save=effective.get(f"{_ZERO}.stage3_gather_16bit_weights_on_model_save") is True,
     )
 
 
@@ -121,11 +187,37 @@ def knows_optimizer(config: Mapping[str, Any]) -> bool:
     return isinstance(optimizer, Mapping) and isinstance(optimizer.get("type"), str)
 
 
-def _master(stage: int, weight: int, low: int) -> int:
-    """ZeRO keeps a master copy in any precision (an fp32 one beside fp32 weights too); without it only 16-bit does."""
-    if stage == 0:
-        return 4 if weight == 2 else 0
-    return 2 if low == 2 and weight == 2 else 4
+def accumulation_steps(config: Mapping[str, Any], effective: Effective, ranks: int) -> int:
+    """Micro-steps of an optimizer step, worked out from the batch sizes where the config leaves them out."""
+    given = effective.get("gradient_accumulation_steps")
+    total = _count(effective.get("train_batch_size"), 0)
+    micro = _count(effective.get("train_micro_batch_size_per_gpu"), 0)
+    if "gradient_accumulation_steps" not in config and total and micro:
+        return max(1, total // micro // ranks)
+    return _count(given, 1)
+
+
+def micro_batch(config: Mapping[str, Any], effective: Effective, ranks: int) -> int | None:
+    """Samples of one micro-step, None where the config does not say ("auto")."""
+    micro = _count(effective.get("train_micro_batch_size_per_gpu"), 0)
+    total = _count(effective.get("train_batch_size"), 0)
+    if micro or not total:
+        return micro or None
+    return max(1, total // ranks // _count(config.get("gradient_accumulation_steps"), 1))
+
+
+def _optimizer_offload(effective: Effective, stage: int) -> Offload:
+    """Stage 0 offloads nothing; stages 1 and 2 take "nvme" for the CPU."""
+    asked = effective.offload("optimizer") if stage > 0 else "none"
+    return "cpu" if asked == "nvme" and stage < 3 else asked
+
+
+def _fused(effective: Effective) -> bool:
+    """DeepSpeed's own kernels work in place; an Adam of torch's, or one that the script brings, does not."""
+    name = effective.optimizer
+    if name in ("adam", "adamw"):
+        return effective.get("optimizer.params.torch_adam") is not True
+    return name in ("lion", "lamb", "cpuadam", "deepspeedcpuadam")
 
 
 def _states(effective: Effective) -> int:
@@ -133,17 +225,13 @@ def _states(effective: Effective) -> int:
     name = effective.optimizer or "adam"
     if name == "sgd":
         return 4 if effective.get("optimizer.params.momentum") else 0
-    if name in ("lion", "adagrad", "rmsprop"):
+    if name in ("lion", "adagrad", "rmsprop", "muon"):
         return 4
-    return 4 if effective.get("bf16.bf16_optimizer_states") is True else 8
+    low = effective.get("bf16.bf16_optimizer_states") is True
+    low = low or effective.get("optimizer.params.fp32_optimizer_states") is False
+    return 4 if low else 8
 
 
-def _loaded(model: ModelFacts) -> int:
-    """Bytes of the model before DeepSpeed casts it; fp32 where its dtypes are not known."""
-    if not model.dtypes:
-        return 4 * model.parameters
-    return sum(_DTYPE_BYTES.get(name.removeprefix("torch."), 4) * count for name, count in model.dtypes)
-
-
-def _count(value: object, default: int) -> int:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else default
+def _count(value: object, default: int, *, least: int = 1) -> int:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    return int(value) if usable and least <= value < 2**63 else default  # type: ignore[call-overload, operator]

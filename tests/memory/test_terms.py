@@ -7,27 +7,38 @@ added up.
 
 import pytest
 
-from dsdoctor.memory import terms
+from dsdoctor.memory import host, moments, terms
+from dsdoctor.memory.inventory import Inventory
+from dsdoctor.memory.parameter import Parameter
 from dsdoctor.memory.setup import Setup, setup_of
-from dsdoctor.runs.facts import ModelFacts
 
 P = 8_400_000
-MODEL = ModelFacts(class_name="Stack", parameters=P, trainable=P, largest_layer=P // 8, dtypes=(("torch.float32", P),))
 BF16 = {"bf16": {"enabled": True}}
 ACCUMULATE_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 LOW = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
 
 
-def setup(config: dict, stage: int, *, device: str = "cpu", ranks: int = 2, model: ModelFacts = MODEL, **zero) -> Setup:
+def stack(elements: int, layers: int, *, trainable: int | None = None) -> Inventory:
+    """Equal layers, of which the first ones are trained up to that many elements."""
+    each = elements // layers
+    trained = (elements if trainable is None else trainable) // each
+    return Inventory(parameters=tuple(Parameter(f"{i}.weight", each, i < trained) for i in range(layers)))
+
+
+MODEL = stack(P, 8)
+
+
+def setup(config: dict, stage: int, *, device: str = "cpu", ranks: int = 2, model: Inventory = MODEL, **zero) -> Setup:
     full = {"optimizer": {"type": "AdamW"}, **config, "zero_optimization": {"stage": stage, **zero}}
     return setup_of(full, model, release="0.19.8", device=device, ranks=ranks, ranks_per_host=ranks)
 
 
 def kept(one: Setup) -> float:
-    """Bytes for a parameter that one rank holds, on its device and on the host."""
-    device = terms.weights(one) + terms.gradients(one) + terms.optimizer(one)
-    host = terms.host_weights(one) + terms.host_gradients(one) + terms.host_optimizer(one) + terms.host_buffers(one)
-    return (device + host / one.ranks_per_host) / P
+    """Bytes for a parameter that one rank holds at the end of backward, on its device and on the host."""
+    device = moments.end_of_backward(one)
+    buckets = terms.bucket(one) if one.stage == 3 else 0
+    there = host.held(one)
+    return (device.total - device.overhead - buckets + (there.total - there.overhead) / one.ranks_per_host) / P
 
 
 CPU = {"device": "cpu"}
@@ -62,25 +73,25 @@ def test_measured_bytes_for_a_parameter(config, stage, zero, measured):
 
 def test_bucket_has_its_size_whatever_the_model_has():
     """`torch.empty(reduce_bucket_size)` of 16-bit elements; twice with overlap_comm below stage 3."""
-    assert terms.buffers(setup(BF16, 2, device="cuda")) == 2 * 500_000_000
-    assert terms.buffers(setup(BF16, 2, device="cuda", overlap_comm=True)) == 2 * 2 * 500_000_000
-    assert terms.buffers(setup(BF16, 3, device="cuda", overlap_comm=True)) == 2 * 500_000_000
-    assert terms.buffers(setup({}, 1, device="cuda", reduce_bucket_size=1000)) == 4 * 1000
+    assert terms.bucket(setup(BF16, 2, device="cuda")) == 2 * 500_000_000
+    assert terms.bucket(setup(BF16, 2, device="cuda", overlap_comm=True)) == 2 * 2 * 500_000_000
+    assert terms.bucket(setup(BF16, 3, device="cuda", overlap_comm=True)) == 2 * 500_000_000
+    assert terms.bucket(setup({}, 1, device="cuda", reduce_bucket_size=1000)) == 4 * 1000
 
 
 def test_pages_of_a_bucket_that_nobody_writes_take_no_memory_on_the_cpu():
-    assert terms.buffers(setup(BF16, 2)) == 2 * P
+    assert terms.bucket(setup(BF16, 2)) == 2 * P
 
 
 def test_pinned_blocks_are_rounded_up_to_powers_of_two():
     """1000 elements on one rank: the fp32 gradient of 4000 B takes 4096, the 16-bit flat buffer of 2000 B 2048."""
-    small = ModelFacts(class_name="M", parameters=1000, trainable=1000, largest_layer=10)
+    small = stack(1000, 10)
     pinned = setup(BF16, 3, device="cuda", ranks=1, model=small, offload_optimizer=CPU)
     pageable = setup(
         BF16, 3, device="cuda", ranks=1, model=small, offload_optimizer={"device": "cpu", "pin_memory": False}
     )
-    assert terms.host_gradients(pinned) == 4096 + 2048
-    assert terms.host_gradients(pageable) == 4000 + 2000
+    assert host.gradients(pinned) == 4096 + 2048
+    assert host.gradients(pageable) == 4000 + 2000
 
 
 def test_older_releases_do_not_pin_by_default():
@@ -93,10 +104,10 @@ def test_older_releases_do_not_pin_by_default():
 
 
 def test_frozen_parameters_cost_only_their_weights():
-    lora = ModelFacts(class_name="L", parameters=P, trainable=P // 100, largest_layer=1)
+    lora = stack(P, 100, trainable=P // 100)
     one = setup(BF16, 2, model=lora)
     assert terms.weights(one) == 2 * P
-    assert terms.gradients(one) + terms.optimizer(one) == (2 + 4 + 8) * (P // 100) // 2
+    assert terms.gradients(one) + terms.master(one) + terms.states(one) == (2 + 4 + 8) * (P // 100) // 2
 
 
 def test_optimizer_states():
@@ -114,3 +125,40 @@ def test_optimizer_states():
 def test_offload_of_parameters_below_stage_3_does_nothing():
     assert setup(BF16, 2, offload_param=CPU).offload_param == "none"
     assert setup(BF16, 0, offload_optimizer=CPU).offload_optimizer == "none"
+
+
+def test_parameters_of_stage_3_are_cut_one_by_one_and_rounded_up():
+    """Three parameters of 5 elements on 2 ranks: 3 elements of each on every rank, where 15 / 2 would be 8."""
+    model = Inventory(parameters=tuple(Parameter(f"{i}.weight", 5) for i in range(3)))
+    one = setup(BF16, 3, model=model, stage3_param_persistence_threshold=0)
+    assert one.weight_shard == 9
+    assert setup(BF16, 2, model=model).trained_shard == 8
+
+
+def test_small_parameters_stay_whole_at_stage_3():
+    """Up to the threshold of 1e5 elements each, beside their shards; up to the model's threshold together."""
+    model = Inventory(
+        parameters=(Parameter("big.weight", 1_000_000), Parameter("a.bias", 600), Parameter("b.bias", 500))
+    )
+    assert terms.persistent(setup(BF16, 3, model=model)) == 2 * 1100
+    assert terms.persistent(setup(BF16, 3, model=model, stage3_model_persistence_threshold=700)) == 2 * 600
+    assert terms.persistent(setup(BF16, 3, model=model, ranks=1)) == 0
+
+
+def test_hpz_holds_a_second_shard_within_the_host():
+    one = setup(BF16, 3, ranks=8, zero_hpz_partition_size=4)
+    assert terms.secondary(one) == 2 * P // 4
+
+
+def test_experts_are_sharded_among_the_ranks_that_share_them():
+    """8 ranks, expert parallelism of 4: an expert's shards are spread over 2 ranks, the dense part over 8."""
+    parts = (Parameter("dense.weight", 8000), Parameter("mlp.experts.up", 4000, True, 4.0, True))
+    model = Inventory(parameters=parts, expert_parallel=4)
+    one = setup(BF16, 3, ranks=8, model=model)
+    assert one.weight_shard == 8000 // 8 + 4000 // 2
+    assert terms.master(one) == 4 * (1000 + 2000)
+
+
+def test_nvme_takes_masters_states_and_gradients():
+    one = setup(BF16, 3, device="cuda", ranks=8, offload_optimizer={"device": "nvme", "nvme_path": "/x"})
+    assert host.nvme(one) == (4 + 8 + 4) * P

@@ -1,0 +1,268 @@
+"""What a rank holds on its device at the moments that can be the highest, in their order in time.
+
+Each moment is the lasting terms that exist by then (`memory.terms`) plus what only lives within it. Symbols as in
+`memory.setup`. Everything is pure arithmetic; the sources of the transients are named where they are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsdoctor.memory import terms
+from dsdoctor.memory.facts import Holding, Moment
+from dsdoctor.memory.setup import Setup
+
+_NORM = 8
+"""Bytes of an element whose norm is taken: in fp64 (`get_norm_dtype`)."""
+_ALLREDUCE = 500_000_000
+"""Elements that the engine flattens at a time at stage 0 (`DeepSpeedEngine.buffered_allreduce_fallback`)."""
+PARTITION, INITIALIZE = "partitioning", "initialize"
+FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
+FIRST_BACKWARD, FIRST_STEP = "first backward", "first optimizer step"
+SAVE, CONSOLIDATE = "checkpoint save", "consolidated save"
+TRAINING = (FORWARD, BACKWARD, STEP)
+"""A step once all states are there."""
+BEFORE_TRAINING = (PARTITION, INITIALIZE)
+
+
+def device_moments(setup: Setup) -> tuple[Moment, ...]:
+    """From `deepspeed.initialize` to the steady step. The first step has no optimizer states before its end."""
+    before = lasting(setup, states=_states_at_init(setup))
+    steady = lasting(setup)
+    return (
+        Moment(name=PARTITION, holding=_partition(setup)),
+        Moment(name=INITIALIZE, holding=_initialize(setup)),
+        Moment(name=FIRST_BACKWARD, holding=_backward(setup, before, traced=False)),
+        Moment(name=FIRST_STEP, holding=_step(setup, steady)),
+        Moment(name=FORWARD, holding=_forward(setup, steady)),
+        Moment(name=BACKWARD, holding=_backward(setup, steady)),
+        Moment(name=STEP, holding=_step(setup, steady)),
+        Moment(name=SAVE, holding=steady),
+        Moment(name=CONSOLIDATE, holding=_consolidate(setup, steady)),
+    )
+
+
+def lasting(setup: Setup, *, states: bool = True) -> Holding:
+    """What is there between two steps, with or without the optimizer's states."""
+    stage3 = setup.stage == 3
+    kept = setup.full_accumulation or stage3
+    return Holding(
+        weights=terms.weights(setup),
+        gradients=terms.gradients(setup) if kept else 0,
+        optimizer=terms.master(setup) + (terms.states(setup) if states else 0),
+        buffers=(terms.bucket(setup) if stage3 else 0) + terms.staging(setup),
+        overhead=terms.overhead(setup),
+    )
+
+
+def end_of_backward(setup: Setup) -> Holding:
+    """Between the last backward of a step and the step itself: the steady state that is usually quoted."""
+    held = lasting(setup)
+    low = setup.weight * setup.model.trainable if setup.full_accumulation else 0
+    return replace(held, gradients=terms.gradients(setup) + low)
+
+
+def _states_at_init(setup: Setup) -> bool:
+    """The wrappers of 16-bit stage 0 make the states when they are built, by a step with gradients of zero."""
+    return setup.stage == 0 and setup.low_precision
+
+
+def _partition(setup: Setup) -> Holding:
+    """Before any master weights: the model on the device, and what it is turned into.
+
+    Stages 1 and 2 flatten each group beside its parameters. Without zero.Init stage 3 moves the whole model to the
+    device first (`_configure_distributed_model`) and cuts one parameter after the other.
+    """
+    overhead = terms.overhead(setup)
+    whole = setup.weight * setup.model.all
+    if setup.stage == 0:
+        return Holding(weights=whole, overhead=overhead)
+    if setup.stage < 3:
+        return Holding(weights=whole, buffers=setup.weight * setup.model.trainable, overhead=overhead)
+    shard = setup.weight * setup.weight_shard
+    return Holding(weights=shard if setup.zero_init else max(whole, shard), overhead=overhead)
+
+
+def _initialize(setup: Setup) -> Holding:
+    """Masters, and a first gradient for them, which `initialize_optimizer_states` makes before stage 3's buckets."""
+    held = lasting(setup, states=_states_at_init(setup))
+    if setup.stage == 0:
+        return _initialize_plain(setup, held)
+    part = min(setup.sub_group, setup.trained_shard) if setup.stage == 3 else setup.trained_shard
+    first = setup.master * part if setup.offload_optimizer == "none" and not setup.full_accumulation else 0
+    if setup.stage < 3:
+        return held.plus(gradients=first)
+    ready = held.plus(weights=-terms.persistent(setup))
+    bare = replace(ready, gradients=first, buffers=0)
+    return max(ready, bare, key=lambda one: one.total)
+
+
+def _initialize_plain(setup: Setup, held: Holding) -> Holding:
+    """Stage 0: the 16-bit wrappers make the states by a step, the fused one with gradients of its flat masters only."""
+    if not setup.low_precision:
+        return held
+    return held.plus(gradients=4 * setup.model.trainable) if setup.fused else _step(setup, held)
+
+
+def _forward(setup: Setup, held: Holding) -> Holding:
+    known = setup.activations
+    return held.plus(activations=known.saved + known.loss, buffers=terms.secondary(setup) + _gathered(setup))
+
+
+def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
+    """The highest of its begin, with all activations, the layers, and its end, with all gradients."""
+    held = held.plus(buffers=terms.secondary(setup), gradients=_accumulated(setup))
+    known = setup.activations
+    gathered = _gathered_for_backward(setup) if traced else _gathered_one_by_one(setup)
+    begin = held.plus(activations=known.saved + known.loss, buffers=gathered)
+    head = held.plus(
+        activations=known.saved + known.working, gradients=_head(setup), buffers=gathered + _early_bucket(setup)
+    )
+    end = _reducing(setup, held).plus(buffers=gathered, activations=known.working)
+    return max(begin, head, end, *_tied_end(setup, held), key=lambda one: one.total)
+
+
+def _head(setup: Setup) -> int:
+    """The gradient of the head, which is the first to be there; one that is used twice waits for its other part."""
+    return setup.weight * min(setup.model.tied or setup.model.largest_parameter, setup.model.trainable)
+
+
+def _early_bucket(setup: Setup) -> int:
+    return terms.bucket(setup) if setup.stage < 3 else 0
+
+
+def _tied_end(setup: Setup, held: Holding) -> list[Holding]:
+    """The end of backward for a parameter that is used twice: both parts of its gradient, and their sum."""
+    if not setup.model.tied or setup.stage < 2:
+        return []
+    own = setup.weight * setup.trained_shard if setup.stage == 2 and setup.offload_optimizer == "none" else 0
+    normed = _NORM // (setup.ranks if setup.stage == 3 else 1) if setup.offload_optimizer != "none" else 0
+    parts = max(3 * setup.weight, setup.weight + normed) * setup.model.tied
+    return [held.plus(gradients=own + parts, buffers=_early_bucket(setup))]
+
+
+def _accumulated(setup: Setup) -> int:
+    """Gradients of earlier micro-steps that wait for the boundary apart from those of this one (stage 2)."""
+    if setup.accumulation_steps == 1 or setup.stage != 2 or setup.offload_optimizer != "none":
+        return 0
+    return setup.accumulated * setup.trained_shard
+
+
+def _reducing(setup: Setup, held: Holding) -> Holding:
+    """The end of backward, where gradients and what reduces them are highest."""
+    w, trained, shard = setup.weight, setup.model.trainable, setup.trained_shard
+    bucket = terms.bucket(setup)
+    if setup.full_accumulation:
+        return held.plus(gradients=w * trained, buffers=setup.accumulated * min(trained, _ALLREDUCE))
+    if setup.stage == 0:
+        return held.plus(gradients=w * trained, buffers=w * min(trained, _ALLREDUCE))
+    if setup.stage == 1:
+        return _reducing_at_the_boundary(setup, held)
+    waiting = w * setup.model.tied
+    if setup.stage == 2:
+        own = 0 if setup.offload_optimizer != "none" else w * shard
+        return held.plus(gradients=own + waiting + _in_flight(setup), buffers=bucket)
+    return held.plus(gradients=waiting + _in_flight(setup))
+
+
+def _in_flight(setup: Setup) -> int:
+    """Gradients on their way into a reduction, at stages 2 and 3, where no more of them is kept whole.
+
+    One in its own memory while what the bucket holds is flattened for several ranks; or, with CPU offload, one that is
+    made fp64 for its norm, at stage 3 only the own part of it.
+    """
+    w, largest = setup.weight, setup.model.largest_untied
+    flattened = setup.model.fullest_bucket(setup.reduce_bucket) if setup.ranks > 1 or setup.stage == 3 else 0
+    normed = _NORM * -(-largest // (setup.ranks if setup.stage == 3 else 1))
+    return w * largest + max(w * flattened, normed if setup.offload_optimizer != "none" else 0)
+
+
+def _reducing_at_the_boundary(setup: Setup, held: Holding) -> Holding:
+    """Stage 1: all gradients are there; moved through the bucket, those of the own part to a buffer of their own.
+
+    `reduce_ipg_grads`, `copy_grads_in_partition`: the own part is allocated when the first bucket has been reduced, by
+    which time that bucket's gradients have left their own memory.
+    """
+    w, trained = setup.weight, setup.model.trainable
+    moved = setup.model.first_bucket(setup.reduce_bucket)
+    if setup.offload_optimizer == "none":
+        more = max(0, w * setup.trained_shard - w * moved)
+    else:
+        more = max(0, _NORM * setup.model.largest_parameter - w * moved)
+    more = max(more, 2 * w * setup.model.tied)
+    return held.plus(gradients=w * trained + more, buffers=terms.bucket(setup))
+
+
+def _gathered(setup: Setup) -> int:
+    """Stage 3: parameters that are whole at the turn from forward to backward, and those on their way.
+
+    A parameter is kept while it is used again within `max_reuse_distance` elements, as long as not more than
+    `max_live_parameters` are whole (`partitioned_param_coordinator.py`). A prefetch goes on until it has passed its
+    size, and gathers into a flat buffer, out of which the parameters are copied (`AllGatherCoalescedHandle.wait`); two
+    of these are under way.
+    """
+    if setup.ranks == 1 or setup.stage < 3:
+        return 0
+    w, rest = setup.weight, setup.weight * setup.model.all - terms.persistent(setup)
+    return _kept(setup, rest) + min(rest, 2 * w * (setup.prefetch + setup.model.largest_parameter))
+
+
+def _gathered_for_backward(setup: Setup) -> int:
+    """The same at the begin of backward, where what is kept need not be gathered again."""
+    if setup.ranks == 1 or setup.stage < 3:
+        return 0
+    w, rest = setup.weight, setup.weight * setup.model.all - terms.persistent(setup)
+    kept = _kept(setup, rest)
+    return kept + min(rest - kept, 2 * w * (setup.prefetch + setup.model.largest_parameter))
+
+
+def _kept(setup: Setup, rest: int) -> int:
+    w = setup.weight
+    ahead = w * (setup.prefetch + setup.model.largest_parameter)
+    return min(rest, w * setup.max_live, max(w * setup.max_reuse // 2, ahead))
+
+
+def _gathered_one_by_one(setup: Setup) -> int:
+    """Before the order of the modules is known: the one at work, and the buffer that it was gathered in."""
+    if setup.ranks == 1 or setup.stage < 3:
+        return 0
+    return 2 * setup.weight * setup.model.largest_module
+
+
+def _step(setup: Setup, held: Holding) -> Holding:
+    """The optimizer's step: gradients in the master's precision and what the kernel needs for itself."""
+    temporaries = setup.temporaries * (setup.master or 4)
+    if setup.stage == 0:
+        return _plain_step(setup, held)
+    if setup.offload_optimizer != "none":
+        return held
+    if setup.full_accumulation:
+        return held.plus(buffers=temporaries * setup.trained_shard)
+    a, m = setup.accumulated, setup.master
+    if setup.stage == 3:
+        part = min(setup.sub_group, setup.trained_shard)
+        flat = a * part if a != m else 0
+        return held.plus(gradients=m * part, buffers=max(flat, temporaries * part))
+    shard = setup.trained_shard
+    flattened = (2 * a + (m if a != m else 0)) * shard
+    return held.plus(gradients=m * shard, buffers=max(flattened - m * shard, temporaries * shard))
+
+
+def _plain_step(setup: Setup, held: Holding) -> Holding:
+    """Stage 0. Parameters are stepped one by one, so that one of them counts; the 16-bit wrappers need fp32 gradients.
+
+    The fused one casts every gradient and then flattens them (`FP16_Optimizer.step`).
+    """
+    trained, largest = setup.model.trainable, setup.model.largest_parameter
+    kernel = setup.temporaries * 4 * largest
+    if not setup.low_precision:
+        return held.plus(gradients=4 * trained, buffers=kernel)
+    flat = 4 * trained if setup.fused else 0
+    return held.plus(gradients=(setup.weight + 4) * trained, buffers=max(kernel, flat))
+
+
+def _consolidate(setup: Setup, held: Holding) -> Holding:
+    """Stage 3 gathers one module after the other for a file with all weights; below it they are there anyway."""
+    if setup.stage < 3:
+        return held
+    return held.plus(buffers=setup.weight * setup.model.largest_module)
