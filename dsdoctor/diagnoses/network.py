@@ -17,6 +17,7 @@ from dsdoctor.runs.facts import Failure
 IB_TIMEOUT = "12"
 VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|tap)")
 _COMPLETION = re.compile(r"Got completion (?:from peer \S+ )?with (?:status=(?:IBV_\w+\()?|error )(?P<status>\d+)")
+_UNANSWERED = re.compile(r"ibv_modify_qp failed|ibv_\w+ failed.*(?:timed out|unreachable)")
 _VERBS = re.compile(r"Call to ibv_\w+ failed")
 _NCCL_ERROR = re.compile(r"NCCL error in: |ncclUnhandledCudaError|ncclSystemError|ncclInternalError")
 _LAST_WORDS = re.compile(r"Last error:\s*\n(?P<words>.+)")
@@ -52,7 +53,12 @@ class InfinibandError(Diagnosis):
             return
         completions = _completions(case)
         calls = [event.evidence() for event in case.logs.of_kind("ib-verbs")]
-        calls += [context.evidence(f) for f in context.failures(case) if _VERBS.search(f.message) is not None]
+        calls += [
+            one
+            for failure in context.failures(case)
+            if _VERBS.search(failure.message) is not None
+            for one in (*_decisive(failure), context.evidence(failure))
+        ]
         if completions:
             yield self._completion(completions)
         elif calls and any(context.failures(case)):
@@ -75,14 +81,18 @@ class InfinibandError(Diagnosis):
         )
 
     def _call(self, calls: list[Evidence]) -> Finding:
+        unanswered = [one for one in calls if _UNANSWERED.search(one.text) is not None]
+        cause = "the two hosts cannot set up an InfiniBand connection with each other"
+        fix = "check the GID index (NCCL_IB_GID_INDEX), the subnet of the ports and the firewall between the two hosts"
+        if not unanswered:
+            cause = "a call of the InfiniBand library failed, mostly because the process may not lock memory"
+            fix = "let the process lock memory: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
         return self.finding(
-            cause="a call of the InfiniBand library failed, mostly because the process may not lock memory",
-            evidence=tuple(calls[:MAX_EVIDENCE]),
+            cause=cause,
+            evidence=(*unanswered, *(one for one in calls if one not in unanswered))[:MAX_EVIDENCE],
             confidence=0.75,
             caveat="NCCL_IB_DISABLE=1 tells whether the job runs without InfiniBand; it is then slow.",
-            fixes=(
-                Fix(text="let the process lock memory: ulimit -l unlimited, or --ulimit memlock=-1 for a container"),
-            ),
+            fixes=(Fix(text=fix),),
         )
 
 
@@ -198,7 +208,7 @@ def _completions(case: Case) -> list[tuple[str, Evidence]]:
 def _decisive(failure: Failure) -> tuple[Evidence, ...]:
     """The line of the message that says it, where the log has its number."""
     for text, line in zip(failure.message.splitlines(), failure.message_lines, strict=False):
-        if _COMPLETION.search(text) is not None or _NO_INTERFACE.search(text) is not None:
+        if any(words.search(text) is not None for words in (_COMPLETION, _VERBS, _NO_INTERFACE)):
             return (Evidence(source=failure.source, line=line, rank=failure.rank, text=text.strip()),)
     return ()
 

@@ -18,6 +18,7 @@ PEER_FORMS = (
     ),
     Form(message=r"[Ff]ailed to recv, got 0 bytes|Connection was likely closed"),
     Form(types=("RendezvousConnectionError",), frames=r":_call_store:"),
+    Form(message=r"^wait timeout after \d+ms, keys|^Socket Timeout$"),
     Form(message=r"failed to pass monitoredBarrier|timed out in monitoredBarrier"),
     Form(message=r"(?:Store|c10d|gloo|NCCL).*(?:Broken pipe|Connection closed)"),
     Form(message=r"gloo/transport/.*(?:Read|Write) error|Application timeout caused pair closure"),

@@ -27,6 +27,8 @@ NOT_AT_THE_BARRIER = Form(
     message=r"(?P<late>[Rr]anks? [\d, ]+) failed to pass monitoredBarrier|timed out in monitoredBarrier"
 )
 """What the rank of a monitored barrier says of those that did not come to it."""
+_KEY_OF_A_RANK = Form(message=r"^wait timeout after \d+ms, keys|^Socket Timeout$")
+"""What a rank raises that waits in vain for what another one was to write into the store."""
 
 
 class PortInUse(TextDiagnosis):
@@ -160,7 +162,15 @@ class MissingRank(TextDiagnosis):
     id = "comm/missing-rank"
     severity = "error"
     title = "a rank never arrived at the rendezvous"
-    forms = (WAITED_IN_VAIN, Form(types=("RendezvousTimeoutError",)), NOT_AT_THE_BARRIER)
+    forms = (
+        WAITED_IN_VAIN,
+        Form(
+            message=r"store based barrier .*world_size=(?P<all>\d+), (?:worker_count|num_workers_joined)=(?P<here>\d+)"
+        ),
+        Form(types=("RendezvousTimeoutError",)),
+        NOT_AT_THE_BARRIER,
+        _KEY_OF_A_RANK,
+    )
     confidence = 0.8
     fixes = (
         Fix(text="see that every node was started, with the same number of nodes and the same address and port"),
@@ -169,7 +179,7 @@ class MissingRank(TextDiagnosis):
 
     def applies(self, failure: Failure, case: Case) -> bool:
         """A rank that had trained before has arrived; and who raised an exception had a reason not to come."""
-        if NOT_AT_THE_BARRIER.match(failure) is None:
+        if NOT_AT_THE_BARRIER.match(failure) is None and _KEY_OF_A_RANK.match(failure) is None:
             return True
         return (case.logs is None or not case.logs.steps_seen) and not raised_itself(case)
 
@@ -177,7 +187,7 @@ class MissingRank(TextDiagnosis):
         if groups.get("late", "?") != "?":
             return f"{groups['late']} never came to the monitored barrier"
         if groups.get("all", "?") == "?":
-            return "nodes never came to the rendezvous of torchrun"
+            return "a rank or a node never came to the rendezvous, and the others waited for it until their time was up"
         return f"only {groups['here']} of {groups['all']} ranks came to the rendezvous"
 
     def examine(self, case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsdoctor.case import Case
 from dsdoctor.comm.reading import read
-from dsdoctor.diagnoses import processes
+from dsdoctor.diagnoses import context, processes
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -48,7 +48,7 @@ class SharedMemoryExhausted(TextDiagnosis):
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
-        proof = (*_in_check(case), *_in_job(case))
+        proof = (*_in_check(case), *_in_job(case), *_told_by_nccl(case))
         if not proof:
             yield from super().examine(case)
             return
@@ -75,6 +75,13 @@ def _in_check(case: Case) -> Iterator[Evidence]:
 
 def _in_job(case: Case) -> Iterator[Evidence]:
     return (ending.evidence for ending in processes.endings(case) if ending.code == SIGBUS)
+
+
+def _told_by_nccl(case: Case) -> tuple[Evidence, ...]:
+    """NCCL's own line about its segment of shared memory, and an exception of it that does not repeat the reason."""
+    warned = list(case.logs.of_kind("nccl-shm")) if case.logs is not None else []
+    failed = [context.evidence(one) for one in context.failures(case) if "NCCL error" in one.message]
+    return (warned[0].evidence(), *failed[:2]) if warned and failed else ()
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (SharedMemoryExhausted(),)

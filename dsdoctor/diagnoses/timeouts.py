@@ -18,7 +18,10 @@ KEY_NEVER_CAME = re.compile(
     r"\[(?P<rank>\d+)\] is setting up NCCL .*got error: (?:Timeout waiting|wait timeout|Socket Timeout)"
 )
 """What a rank raises that waits for rank 0 to open the first communicator."""
-_TIMED_OUT = re.compile(rf"collective operation timeout|Timed out waiting \d+ms|{KEY_NEVER_CAME.pattern}")
+_TIMED_OUT = re.compile(
+    r"collective operation timeout|Timed out waiting \d+ms|^wait timeout after|^Socket Timeout$"
+    rf"|{KEY_NEVER_CAME.pattern}"
+)
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _CAUSES_OF_HANGS = ("device-assert", "gpu-fault", "ib-completion", "connect-failed", "oom-kill")
 _CLOCK = re.compile(r"\b[EWF]\d{3,4} (?P<clock>\d\d:\d\d:\d\d)")

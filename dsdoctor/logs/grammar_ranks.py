@@ -203,6 +203,11 @@ RANKS = (
         r"NET/IB\w* ?: ?Got completion (?:from peer \S+ )?with (?:status=(?:IBV_\w+\()?|error )(?P<status>\d+)",
     ),
     _row("ib-verbs", "NCCL WARN Call to ibv_", r"NCCL WARN Call to (?P<call>ibv_\w+) failed"),
+    _row(
+        "nccl-shm",
+        ("posix_fallocate failed", "shared memory segment", "/dev/shm/nccl"),
+        r"NCCL WARN .*(?:posix_fallocate failed|shared memory segment|/dev/shm/nccl\S* failed|No space left)",
+    ),
     _row("no-interface", "no socket interface found", r"NCCL WARN .*no socket interface found"),
     _row(
         "no-peer-access",
