@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Fix
+from dsdoctor.runs.facts import Failure
 
 _LOADS = r"load_checkpoint|checkpoint_engine|zero_to_fp32\.py|ds_to_universal\.py|_load_from_checkpoint"
 
@@ -118,6 +120,10 @@ class ZeroToFp32(TextDiagnosis):
     fixes = (
         Fix(text="run the zero_to_fp32.py that lies in the checkpoint's folder, with the files of all ranks there"),
     )
+
+    def applies(self, failure: Failure, case: Case) -> bool:
+        """Where files are missing, or damaged, that is the diagnosis."""
+        return not MissingShards().claims(failure, case)
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (WorldSize(), MissingShards(), ZeroToFp32())

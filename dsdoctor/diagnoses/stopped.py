@@ -82,7 +82,7 @@ class Cancelled(TextDiagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         """Who stops a job that hangs, or seems to, only answers to that."""
         found = list(super().examine(case)) or self._terminated(case)
-        follows = any(found) and holds(case, "comm/p2p-hang", "hang/slow-not-hung")
+        follows = any(found) and holds(case, "comm/p2p-hang", "hang/slow-not-hung", "build/jit-lock")
         for one in found:
             yield replace(one, role="consequence") if follows else one
 

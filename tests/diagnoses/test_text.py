@@ -89,6 +89,7 @@ POSITIVE = {
         failed("FileNotFoundError", "[Errno 2] No such file: 'ckpt/zero_pp_rank_3_mp_rank_00_optim_states.pt'", USER),
         failed("AssertionError", "", USER, LOADER),
         failed("RuntimeError", CUT_OFF, USER, ENGINE_LOADS, TORCH),
+        log_failure("ValueError", "Expected 2 of '*_optim_states.pt' under 'ckpt' but found 1 files", CONVERTER),
     ],
     "checkpoint/zero-to-fp32": [
         log_failure("ValueError", "consumed 100 numels out of 200 - something is wrong", CONVERTER),
@@ -154,7 +155,11 @@ NEGATIVE = {
         failed("AssertionError", "", USER),
         failed("RuntimeError", CUT_OFF, USER, TORCH),
     ],
-    "checkpoint/zero-to-fp32": [failed("KeyError", "'buffer_names'", USER)],
+    "checkpoint/zero-to-fp32": [
+        failed("KeyError", "'buffer_names'", USER),
+        log_failure("ValueError", "Expected 2 of '*_optim_states.pt' under 'ckpt' but found 1 files", CONVERTER),
+        log_failure("RuntimeError", CUT_OFF, CONVERTER, TORCH),
+    ],
     "disk/full": [
         failed("RuntimeError", "NCCL WARN Error while creating shared memory: No space left on device", USER),
         failed("OSError", "[Errno 28] No space left on device: '/dev/shm/torch_1'", USER),
