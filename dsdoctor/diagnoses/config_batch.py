@@ -44,7 +44,7 @@ class BatchSize(Diagnosis):
 
     What proves it: the three values of the config with the number of ranks, by the arithmetic that DeepSpeed itself
     does (a missing value is worked out by whole division), or the assertion that DeepSpeed raises, with its numbers.
-    With an `elasticity` section (up to 0.19.6) the batch size and the allowed numbers of ranks come from that.
+    With an `elasticity` section (up to 0.19.7) the batch size and the allowed numbers of ranks come from that.
 
     When it could be wrong: the number of ranks. Where the assertion ends in `* 1` although the job has several, the
     config was read before the process group was up, or the script was started without a launcher. A model-parallel unit

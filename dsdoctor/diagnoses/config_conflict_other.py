@@ -76,7 +76,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         fix="drop the batch sizes, or set ignore_non_elastic_batch_info",
         patch=dict.fromkeys(batch.KEYS),
         message="ElasticityConfigError",
-        until="0.19.6",
+        until="0.19.7",
     ),
     Conflict(
         keys=("prescale_gradients", "gradient_predivide_factor", f"{_ZERO}.reduce_scatter"),

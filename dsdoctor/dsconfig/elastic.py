@@ -1,4 +1,4 @@
-"""Elastic training (DeepSpeed up to 0.19.6): the batch size and the numbers of ranks that its section allows.
+"""Elastic training (DeepSpeed up to 0.19.7): the batch size and the numbers of ranks that its section allows.
 
 The arithmetic is that of `deepspeed.elasticity.compute_elastic_config`: a batch size with many divisors below the given
 maximum, and every number of ranks that splits it into one of the given micro batches. Version 0.2 works with whole

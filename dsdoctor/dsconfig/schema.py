@@ -110,18 +110,26 @@ def _learned() -> dict[str, dict[str, Any]]:
     return {release: table for release, table in learned.tables().items() if release not in known}
 
 
+@lru_cache(maxsize=1)
 def releases() -> tuple[str, ...]:
     """The DeepSpeed releases that are known, oldest first."""
     return tuple(sorted((*_document()["order"], *_learned()), key=version_key))
 
 
+def forget() -> None:
+    """Look again at what has been learned, the next time."""
+    for cached in (_learned, releases, table_release, _schema):
+        cached.cache_clear()
+
+
 def learn() -> str | None:
     """Read the installed release, to be judged by its own schema from now on; None, or in one line why not."""
     problem = learned.learn()
-    _learned.cache_clear()
+    forget()
     return problem
 
 
+@lru_cache(maxsize=32)
 def table_release(release: str) -> str:
     """The release whose table is used for `release`: itself, the nearest older one, the newest for an unknown one."""
     known = releases()

@@ -11,12 +11,10 @@ from dsdoctor.dsconfig import learned, schema
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    schema._learned.cache_clear()
-    schema._schema.cache_clear()
+    schema.forget()
     yield tmp_path / "dsdoctor"
     monkeypatch.undo()
-    schema._learned.cache_clear()
-    schema._schema.cache_clear()
+    schema.forget()
 
 
 def stand_in(monkeypatch, code):
