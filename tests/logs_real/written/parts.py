@@ -35,6 +35,11 @@ def log(*pieces: str | Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def behind(prefix: str, text: str) -> str:
+    """The text with that prefix before each line, as launchers and collectors of logs put it there."""
+    return "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+
 def ds(message: str, *, second: int = 0, level: str = "INFO", where: str = "logging.py:96:log_dist") -> str:
     """A line of DeepSpeed's logger."""
     hours, rest = divmod(second, 3600)
