@@ -17,6 +17,8 @@ from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.machine.facts import Limit
 from dsdoctor.units import size
 
+_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet-ml"}
+"""Sections of the config, and the package that DeepSpeed imports for each on rank 0."""
 _STAGE = "zero_optimization.stage"
 _LEAVES = "zero_optimization.leaf_module"
 _PARAM = "zero_optimization.offload_param"
@@ -172,3 +174,27 @@ def pinned_buffers(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
                 keys=(f"{_PARAM}.buffer_size", f"{_PARAM}.buffer_count"),
             )
             return
+
+
+def missing_monitors(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """A monitor that is switched on, and whose package is not installed here."""
+    known, machine = only_files(case), case.machine
+    if known is None or machine is None or "deepspeed" not in machine.versions:
+        return
+    for section, package in _MONITORS.items():
+        if known[1].get(f"{section}.enabled") is True and package not in machine.versions:
+            yield diagnosis.finding(
+                title="a monitor without its package",
+                cause=f"{section} is switched on, and {package} is not installed here: DeepSpeed raises on rank 0 when "
+                "it builds the engine",
+                evidence=(
+                    at_key(known[0], f"{section}.enabled"),
+                    Evidence(source="environment", text=f"{package}: not installed"),
+                ),
+                confidence=0.9,
+                fixes=(
+                    Fix(text=f"pip install {package}"),
+                    Fix(text=f"or switch {section} off", patch={section: {"enabled": False}}),
+                ),
+                keys=(f"{section}.enabled",),
+            )

@@ -63,6 +63,7 @@ class ConfigConflict(Diagnosis):
         if config is not None and config.data and config.framework in RESOLVERS and not config.has(_ZERO):
             yield self._no_zero_section(config)
         yield from before_run_model.untied_in_pipeline(self, case)
+        yield from before_run_model.missing_monitors(self, case)
 
     def _conflict(
         self, conflict: Conflict, config: ConfigFacts | None, seen: tuple[Evidence, ...], lint: bool

@@ -33,6 +33,9 @@ _DISTRIBUTIONS = (
     "flash-attn",
     "bitsandbytes",
     "mpi4py",
+    "tensorboard",
+    "wandb",
+    "comet-ml",
     "ninja",
     "pydantic",
 )

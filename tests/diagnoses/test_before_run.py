@@ -45,7 +45,10 @@ def host(free, **more):
     )
 
 
+HERE = MachineFacts(versions={"deepspeed": "0.19.8", "tensorboard": "2.20"})
+WATCHED = STAGE_2 | {"tensorboard": {"enabled": True}, "wandb": {"enabled": True}}
 FOUND = [
+    ("config/conflict", case(WATCHED, machine=HERE)),
     ("memory/will-not-fit", case(SWAPPED, machine=host(GIB))),
     ("memory/will-not-fit", case(SWAPPED, machine=host(8 * GIB, memlock=GIB, environment=NATIVE))),
     ("config/zero3-load-conflict", case(STAGE_3, ARGS + PLACES)),
@@ -64,6 +67,8 @@ FOUND = [
     ("autograd/no-grad", case(STAGE_2, LORA + CHECKPOINTS % True)),
 ]
 NOT_FOUND = [
+    ("config/conflict", case(WATCHED)),
+    ("config/conflict", case(STAGE_2 | {"tensorboard": {"enabled": True}, "comet": {"enabled": False}}, machine=HERE)),
     ("memory/will-not-fit", case(SWAPPED, machine=host(8 * GIB, memlock=GIB))),
     ("memory/will-not-fit", case(SWAPPED, machine=host(8 * GIB, memlock="unlimited", environment=NATIVE))),
     ("memory/will-not-fit", case(STAGE_3, machine=host(GIB))),
