@@ -59,7 +59,7 @@ def read_attendance(folder: str | Path, rank: int) -> Attendance:
             values.update(pid=event["pid"], host=event["host"])
         elif kind == "end":
             values.update(exit_code=event["exit_code"], ended=event["t"], deserted=event["deserted"])
-            values.update(oom_kills=event["oom_kills"])
+            values.update(oom_kills=event.get("oom_kills", 0))
         elif kind == "told":
             values.setdefault("told", event["t"])
         elif kind == "asked":

@@ -5,7 +5,8 @@ neither the rank nor the far parent can do dependably:
 
 - it writes down how the rank ended (exit code or signal, and when), and whether it had been told to end before;
 - it asks the rank for its stacks when the parent wants them, if the rank is able to answer;
-- it ends the rank and all that it started as soon as the launcher or dsdoctor itself is gone.
+- it ends the rank and all that it started as soon as the launcher or dsdoctor itself is gone, and removes their shared
+  memory.
 
 It ends the way the rank ended, so that the launcher reacts as it would have without it. Standard library only (psutil
 where processes must be ended); what it writes is read by `runs.attendance`.
@@ -25,12 +26,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from dsdoctor.machine.cgroup import oom_kills
 from dsdoctor.runs.attendance import LIFE_LINE, STACK_REQUEST, attendance_path
+from dsdoctor.runs.leftovers import SharedMemory, marked_pids
 from dsdoctor.runs.spec import RUN_MARKER, STACK_SIGNAL
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -38,6 +40,8 @@ _INTERVAL = 0.25
 """Seconds between two looks at the parent; the end of the rank is noticed at once."""
 _LATE_SIGNAL = 0.1
 """Seconds in which the signal that ended the rank may still come here: a launcher signals one after another."""
+_CANNOT_ANSWER = "TtZX"
+"""Stopped by a signal or a debugger, or dead."""
 _TOLD_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -51,6 +55,7 @@ class Attendant:
         self._told = False
         self._asked = ""
         self._oom_kills = oom_kills()
+        self._memory = SharedMemory()
         self._wake_up, self._waker = os.pipe()
         for end in (self._wake_up, self._waker):
             os.set_blocking(end, False)
@@ -74,12 +79,19 @@ class Attendant:
             if code is not None:
                 return self._ended(code)
             if os.getppid() != self._launcher or _parent_is_gone(self._folder):
+                self._memory.look(marked_pids(self._folder), again=True)
                 _end_descendants()
+                self._memory.remove()  # else dsdoctor does
                 return self._ended(-signal.SIGKILL, deserted=True)
+            self._memory.look(self._members())
             self._pass_request_on(pid)
             select.select([self._wake_up], [], [], _INTERVAL)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_up, 4096)
+
+    def _members(self) -> Iterator[int]:
+        """The run's processes here; they are searched for only where there is new shared memory to ask after."""
+        yield from marked_pids(self._folder)
 
     def _tell(self, number: int, _: FrameType | None) -> None:
         if not self._told:
@@ -154,14 +166,16 @@ def _end_descendants() -> None:
 
 
 def _state(pid: int) -> tuple[str, bool]:
-    """State letter of a process (R, S, D, T, ...) and whether it catches `STACK_SIGNAL`, which would kill it else."""
+    """State letter of a process (R, S, D, T, ...) and whether it can answer: it runs, and catches `STACK_SIGNAL`, which
+    would kill it else."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return "", False
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    state = fields.get("State", "").strip()[:1]
     caught = int(fields.get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1
-    return fields.get("State", "").strip()[:1], bool(caught)
+    return state, bool(caught) and state not in _CANNOT_ANSWER
 
 
 def _take_slurm_ranks() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.runs import extensions, outcome, scale, stacks
+from dsdoctor.runs import extensions, outcome, output, scale, stacks
 from dsdoctor.runs.attendance import Attendance, read_attendance
 from dsdoctor.runs.collectives import read_collectives
 from dsdoctor.runs.facts import Frame, Leg, RankRun, Run
@@ -162,6 +162,7 @@ def _watch(
             stacks.request_stacks(watch.folder, "memory is low")  # a rank that is killed can tell no more where it was
         low = memory.low
         watch.look()
+        output.bound((*watch.outputs, watch.folder / LAUNCHER_OUTPUT))
         if progress is not None and watch.steps > told:
             told = watch.steps
             progress(f"step {told} of {spec.steps}" if told else "starting")

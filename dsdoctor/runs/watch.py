@@ -57,6 +57,14 @@ class Watch:
         """Optimizer steps attempted by the rank that is furthest."""
         return max((rank.steps for rank in self._ranks), default=0)
 
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The files with what the ranks print."""
+        return tuple(path for number in range(self.ranks) for path in self._output_of(number))
+
+    def _output_of(self, number: int) -> tuple[Path, ...]:
+        return tuple(self.folder / f"{name}-rank{number}.txt" for name in ("stdout", "stderr"))
+
     def _is_decided(self) -> bool:
         if any(rank.failed for rank in self._ranks):
             return True
@@ -64,8 +72,7 @@ class Watch:
 
     def _look_at(self, number: int, rank: _Rank) -> bool:
         trace, attendance = trace_path(self.folder, number), attendance_path(self.folder, number)
-        output = [self.folder / f"{name}-rank{number}.txt" for name in ("stdout", "stderr")]
-        sizes = tuple(_size(path) for path in (trace, attendance, *output))
+        sizes = tuple(_size(path) for path in (trace, attendance, *self._output_of(number)))
         if sizes == rank.sizes:
             return False
         for event in self._new_events(trace, rank):

@@ -115,14 +115,27 @@ def do_sigstop(trace: TraceWriter, folder: Path) -> None:
 
 def do_shared_memory(trace: TraceWriter, folder: Path) -> None:
     """Makes a segment, and is killed before it could remove it."""
+    segment = make_segment(folder)
+    time.sleep(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+    del segment
+
+
+def do_shared_memory_and_hang(trace: TraceWriter, folder: Path) -> None:
+    segment = make_segment(folder)
+    trace.enter("backward", 1, 0)
+    wait_for_the_others()
+    del segment
+
+
+def make_segment(folder: Path) -> object:
     from multiprocessing import resource_tracker
     from multiprocessing.shared_memory import SharedMemory
 
     segment = SharedMemory(create=True, size=4096)
     resource_tracker.unregister(f"/{segment.name}", "shared_memory")
     (folder / "segment.txt").write_text(segment.name)
-    time.sleep(1)
-    os.kill(os.getpid(), signal.SIGKILL)
+    return segment
 
 
 if __name__ == "__main__":

@@ -31,20 +31,8 @@ from pydantic import TypeAdapter
 from dsdoctor.runs import hostmemory, launcher, supervise
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.spec import RunSpec
-small = '''
-import os, subprocess, sys, time
-def start(rank):
-    return subprocess.Popen(sys.argv[2:], env=os.environ | {"RANK": str(rank)}, start_new_session=True)
-ranks = [start(rank) for rank in range(int(sys.argv[1]))]
-while all(rank.poll() is None for rank in ranks):
-    time.sleep(0.02)
-for rank in ranks:
-    if rank.poll() is None:
-        os.killpg(rank.pid, 15)
-        rank.wait()
-sys.exit(1)
-'''
-launcher._torchrun = lambda plan, port: [sys.executable, "-c", small, str(plan.nproc), sys.executable, "-m"]
+from tests.runs import small_launcher
+launcher._torchrun = small_launcher.line
 if watched == "no":  # then only the kernel acts
     hostmemory._RESERVE_SHARE = hostmemory._RESERVE_LEAST = 0
 cwd = os.path.dirname(script)

@@ -1,4 +1,4 @@
-"""Bounded runs of a module on every rank, with a launcher of ten lines in the place of torchrun."""
+"""Bounded runs of a module on every rank, with a small launcher in the place of torchrun."""
 
 from __future__ import annotations
 
@@ -18,24 +18,14 @@ from dsdoctor.runs import launcher, processes
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.leftovers import marked_pids
 from dsdoctor.runs.processes import Processes, run_bounded
-
-LAUNCHER = """
-import os, subprocess, sys, time
-ranks = [subprocess.Popen(sys.argv[2:], env=os.environ | {"RANK": str(rank)}) for rank in range(int(sys.argv[1]))]
-while any(rank.poll() is None for rank in ranks):
-    time.sleep(0.02)
-sys.exit(max(abs(rank.returncode) for rank in ranks))
-"""
+from tests.runs import small_launcher
 
 
 @pytest.fixture(autouse=True)
-def small_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of torch in here, so that a start takes a moment only. Ranks find modules in `tmp_path`."""
 
-    def line(plan: LaunchPlan, port: int) -> list[str]:
-        return [sys.executable, "-c", LAUNCHER, str(plan.nproc), sys.executable, "-m"]
-
-    monkeypatch.setattr(launcher, "_torchrun", line)
+    monkeypatch.setattr(launcher, "_torchrun", small_launcher.line)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -45,7 +35,14 @@ def module(folder: Path, text: str) -> str:
 
 
 def test_exit_codes_of_the_ranks_are_known(tmp_path: Path) -> None:
-    name = module(tmp_path, "import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGBUS)\n")
+    text = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    while '"end"' not in open(os.path.join(os.environ["DSDOCTOR_RUN"], "process-rank0.jsonl")).read():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGBUS)
+"""
+    name = module(tmp_path, text)
 
     done = run_bounded(LaunchPlan(nproc=2), name, [], folder=tmp_path, cwd=tmp_path, timeout=30)
 

@@ -18,8 +18,9 @@ from dsdoctor.runs import extensions, launcher, stacks, supervise
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.leftovers import marked_pids
-from dsdoctor.runs.spec import RunSpec
+from dsdoctor.runs.spec import RunSpec, trace_path
 from dsdoctor.runs.supervise import Limits
+from tests.runs.limits import count_from_the_begin
 
 HERE = Path(__file__).parent
 RunRanks = Callable[..., Run]
@@ -35,11 +36,14 @@ def order(folder: Path, ranks: dict[str, str]) -> RunSpec:
 def run_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRanks:
     """Run ranks that do what the arguments say, by number; checks that nothing of them is left."""
     monkeypatch.setattr(supervise, "CHILD", "fake_rank")
+    monkeypatch.setattr(stacks, "_ANSWER_SECONDS", 60)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     folder = tmp_path / "run"
 
     def run(*todo: str, launcher: str = "torchrun", stall: float = 60, timeout: float = 60) -> Run:
         plan = LaunchPlan(nproc=len(todo), device="cpu", launcher=launcher)  # type: ignore[arg-type]
+        silent = [rank for rank, what in enumerate(todo) if what == "hang-before-start"]
+        count_from_the_begin(monkeypatch, folder, len(todo), never_begin=silent)
         spec = order(folder, {str(rank): what for rank, what in enumerate(todo)})
         result = supervise.supervise(spec, plan, Limits(timeout=timeout, stall=stall), "with-deepspeed")
         assert marked_pids(folder) == set()
@@ -119,17 +123,23 @@ def test_ranks_that_wait_for_an_op_that_another_run_builds_are_not_hung(
     monkeypatch.setattr(extensions, "cache_folder", lambda device: tmp_path / "cache")
     (tmp_path / "cache" / "cpu_adam").mkdir(parents=True)
     lock = tmp_path / "cache" / "cpu_adam" / "lock"
+
+    def build() -> None:
+        wait_until(lambda: all(trace_path(tmp_path / "run", rank).exists() for rank in (0, 1)), 120)
+        time.sleep(4)
+        lock.unlink()
+
     with open(lock, "w"):
-        timer = threading.Timer(9, lock.unlink)
-        timer.start()
+        builder = threading.Thread(target=build)
+        builder.start()
         run = run_ranks("wait-for-a-build", "wait-for-a-build", stall=1)
-        timer.cancel()
+        builder.join()
 
     assert (run.outcome, run.why) == ("finished", "")
 
 
 def test_time_limit_ends_even_ranks_and_grandchildren_that_ignore_requests(run_ranks: RunRanks) -> None:
-    run = run_ranks("hang-deaf", "hang-deaf", timeout=5)
+    run = run_ranks("hang-deaf", "hang-deaf", timeout=2)
 
     assert run.outcome == "timeout"
     assert all(rank.stack for rank in run.ranks)
@@ -156,9 +166,7 @@ def test_rank_that_never_begins_is_shown_as_such(run_ranks: RunRanks, monkeypatc
     assert run.why == "no progress of any rank for 4 s: rank 1 not started"  # the limit in force, not --stall
 
 
-def test_stopped_process_is_told_from_one_that_waits(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_ANSWER_SECONDS", 0.5)
-
+def test_stopped_process_is_told_from_one_that_waits(run_ranks: RunRanks) -> None:
     run = run_ranks("sigstop", stall=1)
 
     assert run.outcome == "hung"
@@ -232,7 +240,7 @@ from test_supervise import order
 from dsdoctor.runs import supervise
 supervise.CHILD = "fake_rank"
 plan = supervise.LaunchPlan(nproc=2, device="cpu")
-spec = order(Path({folder!r}), {{"0": "hang", "1": "orphan-and-hang"}})
+spec = order(Path({folder!r}), {{"0": "shared-memory-and-hang", "1": "orphan-and-hang"}})
 try:
     supervise.supervise(spec, plan, supervise.Limits(), "with-deepspeed")
 except KeyboardInterrupt:
@@ -246,19 +254,27 @@ def test_end_of_dsdoctor_ends_every_process(tmp_path: Path, number: signal.Signa
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
     parent = subprocess.Popen([sys.executable, "-c", PARENT.format(here=str(HERE), folder=str(folder))], env=env)
     try:
-        wait_until(lambda: all((folder / f"trace-rank{rank}.jsonl").exists() for rank in (0, 1)), 60)
-        time.sleep(0.5)
-        assert len(marked_pids(folder)) >= 6  # launcher, two attendants, two ranks, a grandchild
+        # launcher, two attendants, two ranks, a grandchild
+        wait_until(lambda: len(marked_pids(folder)) >= 6 and left_behind(folder), 120)
+        segment = Path("/dev/shm", (folder / "segment.txt").read_text())
+        assert segment.exists()
 
         parent.send_signal(number)
 
-        assert parent.wait(30) == code
-        wait_until(lambda: not marked_pids(folder), 10 if number == signal.SIGKILL else 0)
+        assert parent.wait(120) == code
+        wait_until(lambda: not marked_pids(folder) and not segment.exists(), 120 if number == signal.SIGKILL else 0)
     finally:
         parent.kill()
         parent.wait()
         for pid in marked_pids(folder):
             os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(folder: Path) -> bool:
+    """The ranks have done what they were told before they hang: they wrote so after that."""
+    return all(path.exists() for path in (trace_path(folder, 0), trace_path(folder, 1))) and (
+        '"backward"' in trace_path(folder, 0).read_text() and '"finish"' in trace_path(folder, 1).read_text()
+    )
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
