@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).parent
 PRODUCED = HERE / "produced"
@@ -48,6 +49,9 @@ class Recipe:
     """Signal for the launcher after it has trained for some seconds."""
     hold_port: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    job: str = "job.py"
+    beside: tuple[str, ...] = ()
+    """A second launcher, started at the same time, whose output goes into the same log."""
 
 
 RECIPES = (
@@ -87,7 +91,7 @@ def produce(recipe: Recipe) -> str:
         for name, text in recipe.files.items():
             Path(folder, name).write_text(text)
         for how in recipe.before:
-            _run(Recipe(how, how), folder, _free_port())
+            _run(Recipe(how, how, job=recipe.job), folder, _free_port())
         text = _run(recipe, folder, port if recipe.hold_port else _free_port())
         return cut(neutral(text, folder))
 
@@ -99,16 +103,10 @@ def _free_port() -> int:
 
 
 def _run(recipe: Recipe, folder: str, port: int) -> str:
-    bin_folder = Path(sys.executable).parent
-    head, *rest = (part.format(port=port) for part in recipe.launcher)
-    command = [str(bin_folder / head), *rest, str(HERE / "job.py"), recipe.how]
-    variables = {name: value.format(port=port) for name, value in recipe.variables.items()}
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", **variables}
     output = Path(folder, "output")
     with output.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, cwd=folder, env=environment, start_new_session=True
-        )
+        process = _start(recipe, recipe.launcher, folder, port, sink)
+        beside = _start(recipe, recipe.beside, folder, _free_port(), sink) if recipe.beside else None
         try:
             if recipe.send is not None:
                 _when(lambda: b"step 20 " in output.read_bytes(), process)
@@ -118,7 +116,25 @@ def _run(recipe: Recipe, folder: str, port: int) -> str:
             pass
         finally:
             _end(process)
+            if beside is not None:
+                _end(beside)
     return output.read_text("utf-8", "replace")
+
+
+def _start(
+    recipe: Recipe, launcher: tuple[str, ...], folder: str, port: int, sink: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    bin_folder = Path(sys.executable).parent
+    head, *rest = (part.format(port=port) for part in launcher)
+    variables = {name: value.format(port=port) for name, value in recipe.variables.items()}
+    return subprocess.Popen(
+        [str(bin_folder / head), *rest, str(HERE / recipe.job), recipe.how],
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", **variables},
+        start_new_session=True,
+    )
 
 
 def _when(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -145,7 +161,7 @@ def neutral(text: str, folder: str) -> str:
     }
     for place, name in sorted(places.items(), key=lambda item: -len(item[0])):
         text = text.replace(place, name)
-    text = text.replace(socket.gethostname(), "node01")
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node01", text)
     text = re.sub(rf"\b{re.escape(getpass.getuser())}@", "u@", text)
     text = re.sub(r"/\S*?/(lib/python3\.\d+/)(?!site-packages)", r"/usr/\1", text)
     return _same_day(_same_numbers(text))
@@ -190,14 +206,14 @@ def cut(text: str) -> str:
     return text[: text.rfind("\n", 0, half) + 1] + text[text.find("\n", len(text) - half) + 1 :]
 
 
-def main() -> None:
-    PRODUCED.mkdir(exist_ok=True)
+def main(recipes: Sequence[Recipe] = RECIPES, folder: Path = PRODUCED) -> None:
+    folder.mkdir(exist_ok=True)
     wanted = set(sys.argv[1:])
-    for recipe in RECIPES:
+    for recipe in recipes:
         if not wanted or recipe.name in wanted:
             start = time.monotonic()
             text = produce(recipe)
-            (PRODUCED / f"{recipe.name}.log").write_text(text, encoding="utf-8")
+            (folder / f"{recipe.name}.log").write_text(text, encoding="utf-8")
             print(f"{recipe.name}: {len(text)} characters, {time.monotonic() - start:.0f} s", flush=True)
 
 
