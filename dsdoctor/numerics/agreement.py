@@ -8,6 +8,7 @@ the others'; the smallest wins. Runs in a thread of its own.
 from __future__ import annotations
 
 import json
+import socket
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -119,6 +120,7 @@ def _own_connection(timeout: float) -> Any:
         store = store.underlying_store
     if not isinstance(store, TCPStore):
         return store
+    socket.create_connection((store.host, store.port), timeout=timeout).close()  # TCPStore itself would try for long
     limit = timedelta(seconds=timeout)
     return TCPStore(store.host, store.port, None, False, limit, wait_for_workers=False)
 

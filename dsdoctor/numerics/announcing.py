@@ -16,6 +16,8 @@ from dsdoctor.numerics.agreement import Agreement, Sighting, agree
 
 DEADLINE = 10.0
 """Seconds that the ranks wait for each other after a hit, in a thread: the training goes on."""
+_GRACE = 2.0
+"""Seconds that a store may take on top of that to say that it cannot be reached."""
 _NUMBERS = itertools.count()
 """Detectors of this process, in the order of their making, which is the same on all ranks."""
 
@@ -31,15 +33,17 @@ class Announcer:
         self._out = Path(out) if out is not None else Path(tempfile.gettempdir()) / f"dsdoctor-nan-{os.getuid()}"
         self._name = f"first-bad-{next(_NUMBERS)}"
         self._thread: threading.Thread | None = None
+        self._telling = threading.Lock()
+        self._text = ""
 
     def first_bad(self, found: FirstBad, report: str, patch: str, *, order: int = 0) -> None:
         """Tell of the first bad value of this rank, after the ranks agreed where there are several."""
-        text = _joined(report, patch)
+        self._text = _joined(report, patch)
         if engines.world_size() == 1:
-            _print(text)
+            self._tell(None)
             return
         sighting = Sighting(found=found, order=order)
-        self._thread = threading.Thread(target=self._agree, args=(sighting, text), name="dsdoctor", daemon=True)
+        self._thread = threading.Thread(target=self._agree, args=(sighting,), name="dsdoctor", daemon=True)
         self._thread.start()
         atexit.register(self.finish)
 
@@ -56,18 +60,24 @@ class Announcer:
         self._say(text)
 
     def finish(self) -> None:
-        """Wait for the ranks' agreement, no longer than its deadline."""
+        """Wait for the ranks' agreement, no longer than its deadline and a little; then tell without it."""
         if self._thread is not None:
-            self._thread.join(2 * DEADLINE)
+            self._thread.join(DEADLINE + _GRACE)
             self._thread = None
             atexit.unregister(self.finish)
+            self._tell(None)
 
-    def _agree(self, sighting: Sighting, text: str) -> None:
+    def _agree(self, sighting: Sighting) -> None:
         self.agreement = agree(sighting, name=self._name, deadline=DEADLINE)
-        if self.agreement.first.found.rank == sighting.found.rank:
-            _print(_joined(text, self.agreement.text()))
-        else:
-            self._write(_joined(text, self.agreement.text()))
+        self._tell(self.agreement, printed=self.agreement.first.found.rank == sighting.found.rank)
+
+    def _tell(self, agreement: Agreement | None, *, printed: bool = True) -> None:
+        """Print or write the report, once."""
+        with self._telling:
+            text, self._text = self._text, ""
+        if text:
+            text = _joined(text, agreement.text() if agreement is not None else "")
+            _print(text) if printed else self._write(text)
 
     def _say(self, text: str) -> None:
         if engines.rank() == 0:

@@ -59,14 +59,16 @@ class Batches:
         self._handles.clear()
         self.raw = None
 
-    def called_directly(self, name: str) -> None:
-        """A module other than the root was called by the script's own code."""
+    def called_directly(self, name: str) -> bool:
+        """A module other than the root was called by the script's own code. Whether a batch begins with it."""
         if self.running:
-            return
-        if not self._called_directly or name in self._called_directly:
+            return False
+        begins = not self._called_directly or name in self._called_directly
+        if begins:
             self._called_directly.clear()
             self._host.batch_begins(training=torch.is_grad_enabled(), call=None)
         self._called_directly.add(name)
+        return begins
 
     def _arrive(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not recomputing():

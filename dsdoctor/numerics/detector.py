@@ -289,11 +289,15 @@ class Detector:
             self._judge.after_backward()
         self._judge.read()
         self._watchdog.before_step()
+        if self._watches.sentinel is not None:  # a closure may run forward and backward inside the step
+            self._watches.sentinel.after_backward = functools.partial(self._guarded, self._judge.read)
 
     def after_optimizer(self, optimizer: Any, *, first: bool) -> None:
         """An optimizer changed weights of the model. With the first one it is known that batches are no steps."""
         if first:
             self.clock.step = 0
+        if self._watches.sentinel is not None:
+            self._watches.sentinel.after_backward = None
         if self.again is None:
             self.publish(self._ledger.step_went_well())
             if self._watches.forward is not None:

@@ -7,9 +7,10 @@ streams stay what they are; the ring is read once per optimizer step. Runs in ra
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from dsdoctor.finding import Phase
@@ -33,7 +34,10 @@ class Host(Protocol):
 
 
 class Sentinel:
-    """Hooks on the root and its blocks, and on the gradients of the weights, until `detach`."""
+    """Hooks on the root and its blocks, and on the gradients of the weights, until `detach`.
+
+    `after_backward`, where it is set, is called at the end of the next backward.
+    """
 
     def __init__(self, root: nn.Module, host: Host, batches: Batches, *, backward: bool) -> None:
         self._points = blocks(root)
@@ -42,6 +46,8 @@ class Sentinel:
         self._batches = batches
         self._heartbeat = Heartbeat(self._points)
         self._rings = Rings()
+        self.after_backward: Callable[[], None] | None = None
+        self._queued = False
         self._training = False
         self._notes: list[tuple[Note, Place]] = []
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Place | None]] = {}
@@ -87,6 +93,7 @@ class Sentinel:
         `training` is told here because the blocks of a checkpointed forward run without gradients.
         """
         self._training = training
+        self._queued = False
         self._seen.clear()
         if self._gradients is not None:
             self._gradients.forget()
@@ -110,8 +117,8 @@ class Sentinel:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         name = self._names.get(id(module), "")
-        if not recomputing():
-            self._batches.called_directly(name)
+        if not recomputing() and self._batches.called_directly(name):
+            self._inputs(module, args, kwargs)
         if self._gradients is not None and self._training:
             for label, leaf in trees.arguments(args, kwargs):
                 if isinstance(leaf, Tensor):
@@ -144,6 +151,9 @@ class Sentinel:
                     self._gradients.produced(leaf, name, f"{label}.grad")
 
     def _gradient(self, gradient: Tensor, owner: Activation | Weight) -> None:
+        if self.after_backward is not None and not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.after_backward)
         self._note(self._rings.record(gradient), Note("backward", "", "", gradient.dtype, *self._now(), owner))
 
     def _record(self, tensor: Tensor, phase: Phase, module: str, label: str, **more: Any) -> None:

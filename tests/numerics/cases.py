@@ -167,7 +167,8 @@ CASES: dict[str, Case] = {
     ),
     "optimizer-born": Case(
         build=lambda: Net(nn.Linear(8, 8)),
-        lr=1e39,
+        loss=lambda out, _: out.float().pow(2).sum() * 100,
+        settings={"optimizer": {"type": "SGD", "params": {"lr": 3e38}}, "zero_allow_untested_optimizer": True},
         expected={"step": 0, "phase": "step"},
     ),
     "uninitialised": Case(

@@ -27,13 +27,16 @@ def run(name: str, stage: int, mode: Any) -> dict[str, Any]:
     case, rank = CASES[name], torch.distributed.get_rank()
     torch.manual_seed(0)
     model = case.build()
-    parameters = list(model.parameters())
-    engine = deepspeed.initialize(model=model, model_parameters=parameters, config=config(case, stage))[0]
     hits: list[Any] = []
-    result: dict[str, Any] = {"hits": hits, "error": None}
+    try:
+        parameters = list(model.parameters())
+        engine = deepspeed.initialize(model=model, model_parameters=parameters, config=config(case, stage))[0]
+    except Exception as error:
+        return {"hits": hits, "error": f"{type(error).__name__}: {error}", "problems": [], "again": None}
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.precision]
     torch.manual_seed(rank)
     detector = attach(engine, mode=mode, on_first_bad=lambda found, report, _: hits.append([asdict(found), report]))
+    error_text = None
     try:
         for step in range(STEPS):
             batch = torch.randn(4, 8)
@@ -43,10 +46,10 @@ def run(name: str, stage: int, mode: Any) -> dict[str, Any]:
             engine.backward(case.loss(engine(batch), batch))
             engine.step()
     except Exception as error:
-        result["error"] = f"{type(error).__name__}: {error}"
+        error_text = f"{type(error).__name__}: {error}"
     detector.detach()
-    again = detector.again
-    return {**result, "problems": detector.problems, "again": asdict(again) if again is not None else None}
+    again = asdict(detector.again) if detector.again is not None else None
+    return {"hits": hits, "error": error_text, "problems": detector.problems, "again": again}
 
 
 def main() -> None:

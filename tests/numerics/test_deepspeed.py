@@ -179,14 +179,15 @@ def test_gradients_bad_at_every_scale(stage: int) -> None:
 
 
 @STAGES
-def test_bit_equal_losses(stage: int) -> None:
+@pytest.mark.parametrize("mode", ["frames", "sentinel"])
+def test_bit_equal_losses(stage: int, mode: Any) -> None:
     def losses(observed: bool) -> list[float]:
         torch.manual_seed(3)
         engine = initialize(Net(nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 8))), config(stage))
         torch.manual_seed(4)
         data = [torch.randn(4, 8) for _ in range(20)]
         if observed:
-            return run(engine, data)[2]
+            return run(engine, data, mode=mode)[2]
         values = []
         for batch in data:
             loss = engine(batch.bfloat16()).float().pow(2).mean()

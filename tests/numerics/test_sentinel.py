@@ -321,6 +321,27 @@ def test_a_plain_module_with_an_optimizer_has_its_steps() -> None:
     assert detector.problems == []
 
 
+def test_an_optimizer_that_runs_forward_and_backward_itself() -> None:
+    """As Lightning's do. The batch is judged at the end of its backward: then the weights are still good."""
+    net = Stack(Block())
+    optimizer = torch.optim.AdamW(net.parameters())
+    data = batches(4)
+    data[2][0, 0] = NAN
+    hits: list[FirstBad] = []
+    with attach(net, on_first_bad=lambda found, *_: hits.append(found)) as detector:
+        for batch in data:
+
+            def closure(batch: Tensor = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = net(batch).pow(2).mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    assert [(h.step, h.phase, h.cause) for h in hits] == [(2, "input", "bad-input")]
+    assert detector.problems == []
+
+
 def test_steps_that_change_nothing_are_noticed(capfd: pytest.CaptureFixture[str]) -> None:
     engine = TinyEngine(Stack(Block(Singular())))
     with attach(engine, mode="sentinel", on_first_bad=lambda *_: None) as detector:
