@@ -31,7 +31,7 @@ _ENVIRONMENT_IDS = {
 _DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _CONFIG = ("config/", "zero3/", "loss-scale/static", "autograd/direct-backward")
 _BEFORE_THE_RUN = ("environment", "memory")
-_SCRIPT_IDS = {"launch/local-rank-mismatch"}
+_SCRIPT_IDS = {"launch/local-rank-mismatch", "script/step-before-backward"}
 """What only the script can mend, although the plain run, which makes no such check, passes."""
 
 
@@ -144,9 +144,9 @@ def _deepspeed(view: View) -> Verdict | None:
     """Fails with DeepSpeed in every config tried and passes without it."""
     if not (view.given_failed and view.plain_passed and view.given_health) or view.out_of_time:
         return None
-    if view.compared_in_vain:
-        return None
     tried = view.case.bisection
+    if view.compared_in_vain or (tried is not None and tried.comes_and_goes):
+        return None
     if tried is not None and tried.nothing_passes:
         text = (
             "the script passes without DeepSpeed and fails with it, also with every key changed that may be changed: "
@@ -202,10 +202,13 @@ def _what_would_settle(view: View) -> str:
         return f"; the steps that were run passed, but {view.roots[0].cause}"
     if view.plain is None:
         return "; the run without DeepSpeed, which would settle it, was not made or could not be played"
-    if view.compared_in_vain:
+    tried = view.case.bisection
+    if tried is not None and tried.comes_and_goes:
         return (
-            "; but the run without DeepSpeed does not repeat its own losses: fix the seeds (--seed) and compare again"
+            f"; but it failed in {tried.given} runs as given, and no key that was changed explains that: run it again"
         )
+    if view.compared_in_vain:
+        return "; but the run without DeepSpeed does not repeat its own losses: compare again with fixed seeds (--seed)"
     if too_big(view.plain):
         return f"; the model does not fit without ZeRO, so there is nothing to compare with: {_NEXT_BEST}"
     if view.plain_failed and view.plain_health and not _fail_alike(view):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from dsdoctor.blame.facts import Bisection, Trial
+from dsdoctor.blame.facts import Bisection, Rate, Trial
 from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
 from dsdoctor.finding import Evidence, Finding, FirstBad
@@ -185,6 +185,14 @@ def test_a_search_that_found_nothing_makes_deepspeed_the_surer():
     alone, tried = blame(*legs), blame(*legs, bisection=nothing)
     assert alone.blame == tried.blame == "deepspeed"
     assert tried.confidence > alone.confidence
+
+
+def test_a_failure_that_did_not_come_again_blames_nobody():
+    legs = (leg("with-deepspeed", BAD), leg("without-deepspeed"))
+    chance = Bisection(keys=("k",), searched=True, given=Rate(failed=1, runs=3))
+    verdict = blame(*legs, bisection=chance)
+    assert verdict.blame == "inconclusive"
+    assert "1 of 3 runs" in verdict.summary
 
 
 def test_an_error_inside_deepspeed_that_a_key_avoids_is_deepspeeds_and_names_the_key():
