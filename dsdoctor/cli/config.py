@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli import config_new
 from dsdoctor.cli.errors import CannotWork
-from dsdoctor.cli.options import add_output_options, positive, readable
+from dsdoctor.cli.options import add_output_options, positive
 
 if TYPE_CHECKING:
     from dsdoctor.case import Case
-    from dsdoctor.dsconfig import ConfigFacts
     from dsdoctor.finding import Finding
     from dsdoctor.fixing import Fixed
-    from dsdoctor.scripts.facts import ScriptFacts
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,6 +32,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--world-size", type=positive, metavar="N", help="ranks, for the batch sizes")
     parser.add_argument("--deepspeed-version", metavar="V", help="judge for this release (default: the installed one)")
     parser.add_argument("--machine", action="store_true", help="check against this machine too (imports torch)")
+    parser.add_argument("--gpu", metavar="SPEC", help="GPUs of one host, for --model: 8x80GiB, 8xA100-80G")
+    parser.add_argument("--host", metavar="SIZE", help="host memory free for the job, for --model: 512GiB")
     mend = parser.add_argument_group("mending the file")
     mend.add_argument("--fix", action="store_true", help="write the corrected file, and a backup beside it")
     mend.add_argument("--diff", action="store_true", help="show what --fix would change, write nothing")
@@ -57,84 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _one(arguments: argparse.Namespace) -> int:
+    from dsdoctor.cli.config_facts import gather
     from dsdoctor.diagnoses import diagnose
 
-    case = _gather(arguments)
+    case = gather(arguments)
     fixed = _mend(arguments, case) if arguments.fix or arguments.diff else None
     if fixed is not None and not arguments.diff:
-        case = _gather(arguments)
+        case = gather(arguments)
     done = diagnose(case)
     for broken in done.broken:
         print(f"a rule of dsdoctor itself failed, please report it: {broken}", file=sys.stderr)
     code = 1 if any(finding.severity == "error" for finding in done.findings) else 0
     _show(arguments, case, done.findings, fixed, code)
     return code
-
-
-def _gather(arguments: argparse.Namespace) -> Case:
-    """All facts that the options name. Raises CannotWork."""
-    from dsdoctor.case import Case
-    from dsdoctor.dsconfig import load_config
-    from dsdoctor.dsconfig.hf_arguments import ArgumentsUnreadable, given, parse
-    from dsdoctor.model_config import ModelUnreadable, load, named_by
-
-    script, framework = _script(arguments.script)
-    try:
-        hf_arguments = given(arguments.hf_args) if arguments.hf_args else {}
-        model = load(Path(arguments.model)) if arguments.model else None
-        words = parse(arguments.script_args)
-    except (ArgumentsUnreadable, ModelUnreadable) as error:
-        raise CannotWork(str(error)) from None
-    if script is not None and script.training_arguments is not None:
-        hf_arguments = {**script.training_arguments.literals, **hf_arguments}
-    config = load_config(
-        Path(arguments.config),
-        release=arguments.deepspeed_version or _installed(),
-        world_size=arguments.world_size,
-        framework=framework or ("transformers" if arguments.hf_args else None),
-        script_args=arguments.script_args,
-        hf_arguments=hf_arguments,
-    )
-    model = model or named_by(script, hf_arguments | words)
-    return Case(config=config, script=script, model=model, machine=_machine(config) if arguments.machine else None)
-
-
-def _script(path: str | None) -> tuple[ScriptFacts | None, Any]:
-    """The script's calls, and the framework that it uses."""
-    if path is None:
-        return None, None
-    from dsdoctor.runs.framework import guess
-    from dsdoctor.scripts.read import read
-
-    facts = read(readable(path))
-    if facts.problem is not None:
-        raise CannotWork(f"not a Python script: {path}: {facts.problem}")
-    return facts, guess(readable(path).read_text(encoding="utf-8", errors="replace"))
-
-
-def _machine(config: ConfigFacts) -> Any:
-    from dsdoctor.machine.collect import collect
-
-    print("dsdoctor: looking at this machine", file=sys.stderr)
-    return collect(config=config.data)
-
-
-def _installed() -> str:
-    """The installed release; one that the shipped table lacks is read from the install, once."""
-    from importlib import metadata
-
-    from dsdoctor.dsconfig import schema
-
-    try:
-        release = metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return ""
-    if release.split("+")[0] not in schema.releases():
-        print(f"dsdoctor: reading what DeepSpeed {release} takes, once", file=sys.stderr)
-        problem = schema.learn()
-        if problem:
-            print(f"dsdoctor: judged by an older release: {problem}", file=sys.stderr)
-    return release
 
 
 def _mend(arguments: argparse.Namespace, case: Case) -> Fixed:

@@ -177,6 +177,29 @@ def test_a_config_of_accelerates_own_is_not_fixed(folder, capsys):
     assert (folder / "acc.json").read_text() == text
 
 
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+
+
+def test_the_model_against_a_machine_that_is_described(folder, capsys):
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    (folder / "offload.json").write_text(json.dumps(json.loads(GOOD) | {"zero_optimization": zero}))
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    machine = ("--model", "config.json", "--gpu", "8x80GiB")
+    code, said = call(capsys, "offload.json", *machine, "--host", "64GiB")
+    assert code == 1
+    assert "the host needs" in said  # 6.7e9 parameters: master, moments and gradients alone are 16 bytes each
+    assert call(capsys, "offload.json", *machine, "--host", "1TiB")[0] == 0
+    assert call(capsys, "offload.json", "--model", "config.json")[0] == 0
+    assert main(["config", "offload.json", *machine[:2], "--gpu", "nonsense"]) == 2
+
+
 def test_sarif_and_github(folder, capsys):
     run = json.loads(call(capsys, "bad.json", "--format", "sarif")[1])["runs"][0]
     (result,) = run["results"]
