@@ -204,9 +204,7 @@ def _what_would_settle(view: View) -> str:
         return "; the run without DeepSpeed, which would settle it, was not made or could not be played"
     tried = view.case.bisection
     if tried is not None and tried.comes_and_goes:
-        return (
-            f"; but it failed in {tried.given} runs as given, and no key that was changed explains that: run it again"
-        )
+        return f"; but it failed in {tried.given} runs as given, and no change of a key explains that: run it again"
     if view.compared_in_vain:
         return "; but the run without DeepSpeed does not repeat its own losses: compare again with fixed seeds (--seed)"
     if too_big(view.plain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 from collections.abc import Sequence
@@ -32,9 +33,12 @@ def record(name: str, key: str, wrong: Sequence[str], verdict: dict[str, Any], *
         "seconds": round(seconds),
         "date": date.today().isoformat(),
     }
-    entries = sorted([*(e for e in _read() if e["name"] != name), entry], key=lambda e: e["name"])
-    LINES.write_text("".join(json.dumps(e) + "\n" for e in entries), encoding="utf-8")
-    TABLE.write_text(table(entries), encoding="utf-8")
+    with open(LINES, "a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # parts of the suite may run at the same time
+        entries = sorted([*(e for e in _read() if e["name"] != name), entry], key=lambda e: e["name"])
+        file.truncate(0)
+        file.write("".join(json.dumps(e) + "\n" for e in entries))
+        TABLE.write_text(table(entries), encoding="utf-8")
 
 
 def _read() -> list[dict[str, Any]]:
