@@ -25,8 +25,9 @@ class CudaMismatch(TextDiagnosis):
 
     When it could be wrong: a difference in the minor version alone is only a warning and is not reported.
 
-    What to do: install the toolkit that belongs to torch, or the torch that belongs to the toolkit, and point CUDA_HOME
-    at it. `DS_SKIP_CUDA_CHECK=1` switches the check off, at your own risk.
+    What to do: compare `nvcc --version` with `python -c "import torch; print(torch.version.cuda)"`; install the toolkit
+    that belongs to torch, or the torch that belongs to the toolkit, and `export CUDA_HOME=/usr/local/cuda-X.Y`.
+    `DS_SKIP_CUDA_CHECK=1` switches the check off, at your own risk.
     """
 
     id = "build/cuda-mismatch"
@@ -64,7 +65,9 @@ class CudaHome(TextDiagnosis):
 
     When it could be wrong: a toolkit may be there and only CUDA_HOME not be set.
 
-    What to do: install a toolkit of torch's CUDA version, set CUDA_HOME; or avoid the extension (`torch_adam: true`).
+    What to do: `python -c "import torch; print(torch.version.cuda)"` says which version; install that toolkit (with
+    conda: `conda install -c nvidia cuda-nvcc=12.4`), `export CUDA_HOME=/usr/local/cuda-12.4`; or avoid the extension:
+    `"optimizer": {"params": {"torch_adam": true}}`.
     """
 
     id = "build/cuda-home"
@@ -96,7 +99,10 @@ class Compiler(TextDiagnosis):
 
     When it could be wrong: without the first error in the log only the failure of the build is known, not its reason.
 
-    What to do: install what the first error names; delete the half-built folder in `~/.cache/torch_extensions`.
+    What to do: install what the first error names, for instance `apt install build-essential python3-dev libaio-dev`,
+    `pip install ninja`; then `rm -rf ~/.cache/torch_extensions/*/OP` (or in `$TORCH_EXTENSIONS_DIR`). `ds_report` lists
+    which ops can be built. Build one alone to see all of its output: `DS_BUILD_CPU_ADAM=1 pip install -v
+    --no-build-isolation --force-reinstall --no-deps deepspeed` in an environment of its own.
     """
 
     id = "build/compiler"
@@ -171,7 +177,7 @@ class OpAttribute(TextDiagnosis):
 
     When it could be wrong: it is not; if the build's own error is not in this excerpt, look further up.
 
-    What to do: read the first error of the build.
+    What to do: read the first error of the build: `grep -nE 'error:|nvcc fatal|cannot find -l' LOG | head`.
     """
 
     id = "build/op-attribute"
@@ -202,7 +208,8 @@ class StaleExtension(TextDiagnosis):
     When it could be wrong: a package that was installed with compiled ops for another torch has undefined symbols too;
     then it must be installed again.
 
-    What to do: delete the cached extension, or set TORCH_EXTENSIONS_DIR to a folder of its own for each environment.
+    What to do: `rm -rf ~/.cache/torch_extensions/*/OP`, and for each environment a cache of its own:
+    `export TORCH_EXTENSIONS_DIR=$CONDA_PREFIX/torch_extensions`.
     """
 
     id = "build/stale-extension"

@@ -20,10 +20,12 @@ class WorldSize(TextDiagnosis):
 
     What proves it: DeepSpeed's message with both numbers.
 
-    When it could be wrong: it is not.
+    When it could be wrong: the numbers are of data-parallel ranks; with another tensor or pipeline parallelism they
+    differ although as many GPUs run.
 
-    What to do: resume with the same number of ranks, convert to a universal checkpoint (`ds_to_universal.py`,
-    `load_universal`), or load the weights alone.
+    What to do: resume with the same number of ranks; or `python -m deepspeed.checkpoint.ds_to_universal --input_folder
+    CKPT/TAG --output_folder CKPT/TAG_universal` and `"checkpoint": {"load_universal": true}`; or load the weights
+    alone: `engine.load_checkpoint(CKPT, load_optimizer_states=False, load_module_only=True)`.
     """
 
     id = "checkpoint/world-size"
@@ -52,8 +54,9 @@ class MissingShards(TextDiagnosis):
 
     When it could be wrong: a `latest` file that is missing is only a warning: DeepSpeed then starts afresh in silence.
 
-    What to do: see that the folder holds the parts of *all* ranks under the tag in `latest`; save to a shared file
-    system.
+    What to do: `cat CKPT/latest; ls -l CKPT/$(cat CKPT/latest)`: there must be one `*_optim_states.pt` a data-parallel
+    rank, all of about the same size; with several nodes save to a file system that all of them share. Where the last
+    save was interrupted, write the tag of the one before into `latest`.
     """
 
     id = "checkpoint/missing-shards"
@@ -100,8 +103,8 @@ class ZeroToFp32(TextDiagnosis):
 
     When it could be wrong: a lack of memory in the conversion has its own message.
 
-    What to do: use the script that lies beside that checkpoint (it belongs to the release that wrote it), with all
-    ranks' files present.
+    What to do: `cd CKPT && python zero_to_fp32.py . OUT`, with the script that lies beside that checkpoint (it belongs
+    to the release that wrote it) and the files of all ranks of one and the same save.
     """
 
     id = "checkpoint/zero-to-fp32"

@@ -36,8 +36,9 @@ class NoDevice(TextDiagnosis):
     When it could be wrong: without such a wish DeepSpeed silently chooses its CPU accelerator; that is a finding of its
     own and no error.
 
-    What to do: driver, container runtime (`--gpus all`), `CUDA_VISIBLE_DEVICES`, a build of torch with CUDA; or start
-    no more ranks on a node than it has GPUs.
+    What to do: `nvidia-smi` (the driver), `echo $CUDA_VISIBLE_DEVICES`, `docker run --gpus all`, and `python -c "import
+    torch; print(torch.version.cuda, torch.cuda.device_count())"`, where None means a build without CUDA; start no more
+    ranks on a node than it has GPUs. `dsdoctor env` shows all of it.
     """
 
     id = "environment/no-device"
@@ -70,7 +71,8 @@ class Offline(TextDiagnosis):
     When it could be wrong: retries hide the first failures, and other ranks run into a time-out later, which is a
     consequence. A name that is spelled wrong is answered by the hub and is not meant here.
 
-    What to do: fill the cache on a machine with access and set `HF_HUB_OFFLINE=1`, or give the path of a local copy.
+    What to do: `huggingface-cli download NAME` on a machine with access, copy `~/.cache/huggingface` (`HF_HOME`), set
+    `HF_HUB_OFFLINE=1` and `HF_DATASETS_OFFLINE=1`; or give the path of a local copy. Behind a proxy `HTTPS_PROXY`.
     """
 
     id = "environment/offline"

@@ -88,7 +88,7 @@ class Periodic(Diagnosis):
 
     When it could be wrong: where the log has no step numbers, only the growth of the scale is looked at.
 
-    What to do: nothing. A larger `loss_scale_window` wastes fewer steps.
+    What to do: nothing. A larger `fp16.loss_scale_window` (1000 by default) wastes fewer steps.
     """
 
     id = "loss-scale/periodic"
@@ -129,8 +129,9 @@ class Thrash(Diagnosis):
 
     When it could be wrong: a log that lacks a part of its steps makes the share look larger.
 
-    What to do: find the first non-finite module with `dsdoctor nan`; look at learning rate, data and normalisation;
-    bf16 does away with the scale altogether.
+    What to do: `dsdoctor nan DS_CONFIG TRAIN.py` names the first non-finite module; look at the learning rate and its
+    warm-up, at the batches of the skipped steps, at normalisation layers; `"bf16": {"enabled": true}` does away with
+    the scale altogether. Clipping cannot help: it comes after the check for overflow.
     """
 
     id = "loss-scale/thrash"

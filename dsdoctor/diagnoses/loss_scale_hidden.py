@@ -27,7 +27,9 @@ class Hidden(Diagnosis):
 
     When it could be wrong: the run may well have been healthy; the finding is about the log.
 
-    What to do: `"log_level": "info"` in the ds_config (0.19.3 and later), or look at `engine.skipped_steps`.
+    What to do: `"log_level": "info"` in the ds_config (0.19.3 and later); from 0.17.6 on
+    `deepspeed.utils.set_log_level_from_string("info")` in the script; in any release `print(engine.global_steps,
+    engine.skipped_steps)`. The Trainer's `--log_level info` does not bring the lines back.
     """
 
     id = "loss-scale/hidden"

@@ -28,7 +28,8 @@ class Collapse(Diagnosis):
 
     When it could be wrong: a handful of extreme batches in a row would look the same.
 
-    What to do: bf16 where the GPU has it, else fp32 for the module that overflows first (`dsdoctor nan` names it). The
+    What to do: `{"fp16": {"enabled": false}, "bf16": {"enabled": true}}` where the GPU has it (compute capability 8.0
+    and later), else fp32 for the module that overflows first (`dsdoctor nan DS_CONFIG TRAIN.py` names it). The
     widespread advice to raise `initial_scale_power` to 32 is wrong here: an overflow at one scale is an overflow at
     every larger one, and skipped steps change no weights, so the run only passes through more skipped steps before it
     ends the same way. A larger power helps against gradient underflow alone.
@@ -99,9 +100,11 @@ class Static(Diagnosis):
 
     What proves it: the same scale is attempted again and again and its steps are skipped; before a run the config.
 
-    When it could be wrong: a scaler outside DeepSpeed may hold the scale still as well.
+    When it could be wrong: a dynamic scale stands still too with `fp16.hysteresis` 0, with `consecutive_hysteresis` and
+    overflows that alternate with clean steps, or under a scaler outside DeepSpeed.
 
-    What to do: set `fp16.loss_scale` to 0, which means dynamic.
+    What to do: `"fp16": {"loss_scale": 0}`, which means dynamic, not off. A checkpoint of ZeRO brings its own scaler:
+    resumed from one, the change has no effect unless the optimizer's states are left out.
     """
 
     id = "loss-scale/static"

@@ -85,7 +85,8 @@ class GpuOomInit(_DeviceOutOfMemory):
     When it could be wrong: other processes may hold the memory; compare "in use" in the message with what this process
     has allocated.
 
-    What to do: a higher ZeRO stage, offloading, more GPUs. `dsdoctor triage --stages memory` computes what fits.
+    What to do: a higher `zero_optimization.stage`, `offload_optimizer`, more GPUs. `dsdoctor memory DS_CONFIG --model
+    config.json --gpu 8x80GiB` computes what fits.
     """
 
     id = "memory/gpu-oom-init"
@@ -110,8 +111,9 @@ class GpuOomStep(_DeviceOutOfMemory):
     When it could be wrong: Adam's states are made in the first `step()` (DeepSpeed 0.14 and later); an error there is
     about states, and the finding says so. A large "reserved but unallocated" points at fragmentation.
 
-    What to do: a smaller micro-batch with more accumulation, activation checkpointing, then a higher stage or
-    offloading.
+    What to do: half the `train_micro_batch_size_per_gpu` and twice the `gradient_accumulation_steps` (the same batch),
+    `model.gradient_checkpointing_enable()`, then a higher stage or offloading. For fragmentation
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
 
     id = "memory/gpu-oom-step"
@@ -157,8 +159,9 @@ class AllocatorPressure(TextDiagnosis):
 
     When it could be wrong: one flush in the first steps is normal.
 
-    What to do: free some head-room: smaller micro-batch or buckets, or `get_accelerator().empty_cache()` on all ranks
-    at the same point of each step.
+    What to do: free some head-room: a smaller `train_micro_batch_size_per_gpu`, `stage3_max_live_parameters` or
+    `reduce_bucket_size`, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; or `get_accelerator().empty_cache()` on
+    all ranks at the same point of each step.
     """
 
     id = "memory/allocator-pressure"

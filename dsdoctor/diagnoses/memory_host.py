@@ -33,8 +33,9 @@ class HostOomKill(Diagnosis):
     When it could be wrong: with the exit code alone a user, a watchdog or a scheduler may have sent the signal; the
     kernel log (`dmesg`), `memory.events` of the cgroup or the scheduler's accounting settle it.
 
-    What to do: `dsdoctor triage --stages memory` computes the need; more memory or swap, `zero.Init` or low-memory
-    loading, fewer ranks while loading, NVMe instead of CPU offload.
+    What to do: `dsdoctor memory DS_CONFIG --model config.json --host 512GiB` computes the need. `dmesg -T | grep -i
+    'killed process'` and `cat /sys/fs/cgroup/memory.events` say whether it was the kernel. More memory or swap,
+    `zero.Init` or low-memory loading, fewer ranks while loading, `"device": "nvme"` instead of `"cpu"`.
     """
 
     id = "memory/host-oom-kill"

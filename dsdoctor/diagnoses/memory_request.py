@@ -33,7 +33,8 @@ class BogusAllocation(TextDiagnosis):
 
     When it could be wrong: it is not memory in any case.
 
-    What to do: print the shapes at the line of the traceback; look for sizes taken from data.
+    What to do: print the shapes at the line of the traceback; look for sizes taken from data, for `torch.empty` that
+    nothing was written to, and for extensions that were compiled for another torch.
     """
 
     id = "memory/bogus-allocation"

@@ -27,7 +27,7 @@ class NanLoss(Diagnosis):
     that logs nan for a metric it calls loss but does not train on would be misread.
 
     What to do: find the *first* non-finite value, which is mostly an inf some modules before the first nan:
-    `dsdoctor nan`.
+    `dsdoctor nan DS_CONFIG TRAIN.py`. Without it: `dsdoctor.attach(engine)` in the script.
     """
 
     id = "numerics/nan-loss"
@@ -82,7 +82,8 @@ class LossZeroIsNan(Diagnosis):
     are all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss and a norm of
     exactly 0; lines that show rewards are left out.
 
-    What to do: `logging_nan_inf_filter=False`, then find the first non-finite module.
+    What to do: `TrainingArguments(logging_nan_inf_filter=False)` shows the real loss; then
+    `dsdoctor nan DS_CONFIG TRAIN.py` finds the first non-finite module.
     """
 
     id = "numerics/loss-zero-is-nan"
@@ -119,7 +120,8 @@ class BadInput(Diagnosis):
 
     When it could be wrong: a script that writes -inf into an additive mask on purpose is not meant, and not reported.
 
-    What to do: look at that batch; skip or mend the sample; check divisions by a standard deviation of zero.
+    What to do: look at that batch (`torch.isfinite(x).all()` in the collate function); skip or mend the sample; check
+    divisions by a standard deviation of zero.
     """
 
     id = "numerics/bad-input"
@@ -192,7 +194,8 @@ class ZeroGradients(TextDiagnosis):
 
     When it could be wrong: the line alone does not say which of the two it is.
 
-    What to do: look for a batch whose labels are all masked (norm zero); else find the first non-finite module.
+    What to do: look for a batch whose labels are all masked (`(labels != -100).sum() == 0`, norm zero); else
+    `dsdoctor nan DS_CONFIG TRAIN.py` finds the first non-finite module.
     """
 
     id = "numerics/zero-gradients"
@@ -222,7 +225,8 @@ class OverlapCommRace(Diagnosis):
 
     When it could be wrong: a fully masked batch, an attention kernel or the model itself looks the same.
 
-    What to do: switch `overlap_comm` off for one run; if that cures it, upgrade DeepSpeed and leave it off until then.
+    What to do: `"zero_optimization": {"overlap_comm": false}` for one run, nothing else changed; if that cures it,
+    upgrade DeepSpeed and leave it off until then.
     """
 
     id = "numerics/overlap-comm-race"

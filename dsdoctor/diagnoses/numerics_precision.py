@@ -68,7 +68,8 @@ class DtypeUnsupported(TextDiagnosis):
     When it could be wrong: a process that sees no GPU at all and runs on the CPU by mistake gives the same message; see
     whether the GPUs are visible.
 
-    What to do: the other 16-bit precision, or fp32.
+    What to do: the other 16-bit precision (`"fp16": {"enabled": true}` before Ampere), or fp32. `python -c "import
+    torch; print(torch.cuda.get_device_capability())"`: bf16 needs (8, 0).
     """
 
     id = "numerics/dtype-unsupported"

@@ -24,8 +24,8 @@ class Underflow(Diagnosis):
     When it could be wrong: frozen parameters, a loss that does not depend on the model or fully masked labels give zero
     gradients in any precision; and DeepSpeed up to 0.19.6 shows a norm of 0 where the first steps are skipped.
 
-    What to do: this is the one case for a *larger* scale: raise `initial_scale_power`, lower `loss_scale_window`, or
-    use bf16.
+    What to do: this is the one case for a *larger* scale: `fp16.initial_scale_power` 20 to 24, or `loss_scale_window`
+    100 to 200 so that it climbs sooner; or bf16. First see that a gradient is there in fp32 at all.
     """
 
     id = "numerics/underflow"
@@ -76,7 +76,8 @@ class SilentSkip(Diagnosis):
 
     When it could be wrong: it is not: in these precisions nothing is ever skipped for the sake of a scale.
 
-    What to do: find the first non-finite module.
+    What to do: `dsdoctor nan DS_CONFIG TRAIN.py` finds the first non-finite module. `engine.skipped_steps` counts such
+    steps in any release.
     """
 
     id = "numerics/silent-skip"
