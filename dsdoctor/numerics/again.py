@@ -23,6 +23,7 @@ from dsdoctor.numerics.engines import autocast_in_force, is_gathered
 from dsdoctor.numerics.events import Event
 from dsdoctor.numerics.forward import ForwardWatch
 from dsdoctor.numerics.frames import FrameLog
+from dsdoctor.numerics.hooks import second_run
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.replay import NotReplayable, RandomState
 from dsdoctor.numerics.weights import WeightWatch
@@ -106,7 +107,7 @@ def framed(root: nn.Module, batch: Batch, make: MakeEvent, max_frames: int) -> E
         raise NotReplayable("its inputs were overwritten since")
     frames, ledger = FrameLog(max_frames), Ledger()
     witness = _Witness(batch, make, frames)
-    with replay.undone(root, batch.random), torch.no_grad(), _autocast(batch), _NoCommunication():
+    with replay.undone(root, batch.random), second_run(), torch.no_grad(), _autocast(batch), _NoCommunication():
         replay.strip_hooks(root, None, [])
         batches = Batches(root, witness)
         weights = WeightWatch({id(p): name for name, p in root.named_parameters()})

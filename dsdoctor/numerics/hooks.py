@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -61,9 +63,22 @@ def guarded(function: Callable[..., None], problem: Callable[[Exception], None])
     return Hook(call)
 
 
+_second_run = contextvars.ContextVar("second_run", default=False)
+
+
+@contextlib.contextmanager
+def second_run() -> Iterator[None]:
+    """Forwards inside are a second run of our own, also where it starts at the end of a backward."""
+    token = _second_run.set(True)
+    try:
+        yield
+    finally:
+        _second_run.reset(token)
+
+
 def recomputing() -> bool:
     """Whether a backward pass runs now, so that a forward is the recomputation of activation checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1 and not _second_run.get()
 
 
 def inert() -> Hook:
