@@ -13,9 +13,9 @@ from dsdoctor.finding import PHASES, FirstBad
 from dsdoctor.loss_scale import LossScaleHistory
 
 Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "repeat", "control-fp32", "numerics", "proof"]
-"""`repeat` is the run without DeepSpeed once more, made where the two legs differ and no exception explains it: a script
-that disagrees with itself is not deterministic. `proof` is the given config with only the keys in `Run.changed` set
-otherwise."""
+"""`repeat` is the run without DeepSpeed once more, made where the two legs differ and no exception explains it: a
+script that disagrees with itself is not deterministic. `proof` is the given config with only the keys in `Run.changed`
+set otherwise."""
 Outcome = Literal[
     "stopped",
     "finished",
@@ -29,6 +29,10 @@ Outcome = Literal[
     "not-started",
 ]
 """`out-of-memory`: dsdoctor ended the run since host memory was nearly used up, before the kernel would have."""
+
+
+Misuse = Literal["step-before-backward"]
+"""What a script did against the rules of the engine, seen right before the engine raised for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +167,7 @@ class RankRun:
     stack: tuple[Frame, ...] = ()
     collectives: tuple[Collective, ...] = ()
     """The last ones that it called, in their order, where it was asked for them."""
+    misuse: tuple[Misuse, ...] = ()
     first_bad: FirstBad | None = None
     frames_report: str = ""
     patch: str = ""

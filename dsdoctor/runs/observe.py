@@ -39,6 +39,7 @@ class Observer:
         self._micro_step = 0
         self._micro_step_over = False
         self._losses: list[Any] = []
+        self._backward_began = False
         self._since = time.monotonic()
 
     @property
@@ -74,6 +75,16 @@ class Observer:
             original = vars(kind).get(name)
             if callable(original):
                 self._session.patch(kind, name, self._wrapper(original, handler))
+        if "_backward_prologue" in vars(kind):  # of recent releases, also where the script calls loss.backward()
+            self._session.patch(kind, "_backward_prologue", self._noticed(vars(kind)["_backward_prologue"]))
+
+    def _noticed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            self._backward_began = self._backward_began or engine is self._engine
+            return original(engine, *args, **kwargs)
+
+        return method
 
     def _wrapper(self, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -115,6 +126,7 @@ class Observer:
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._enter_micro_step()
+        self._backward_began = True
         with self._session.guard("keep the loss"):
             loss = args[0] if args else kwargs["loss"]
             self._losses.append(loss.detach().clone())
@@ -137,6 +149,7 @@ class Observer:
         """A pipeline engine does a whole optimizer step, with all its micro-batches, in one call."""
 
         def call() -> Any:
+            self._backward_began = True
             result = original(*args, **kwargs)
             with self._session.guard("keep the loss"):
                 self._losses = [result.detach().clone()]
@@ -152,6 +165,8 @@ class Observer:
                 result = call()
         except BaseException:
             with self._session.guard("trace a step that raised"):
+                if not self._backward_began:
+                    self._session.trace.misuse("step-before-backward")
                 self._session.trace.step(self._step_that_raised(before))
             raise
         step = self._step_that_returned(before)

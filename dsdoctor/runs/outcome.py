@@ -53,6 +53,7 @@ def rank_run(trace: RankTrace, seen: Attendance, ended: Ended, stack: tuple[Fram
         failure=trace.failure,
         steps=trace.steps,
         stack=stack,
+        misuse=trace.misuse,
         first_bad=trace.first_bad,
         frames_report=trace.frames_report,
         patch=trace.patch,

@@ -11,6 +11,7 @@ it keeps Python's NaN and Infinity tokens. Every event has `event` and `t` (unix
     step        fields of Step; loss_scale without next_scale: the step raised before it decided on the scale
     failure     type, message, frames, chain: the exception that ended the script
     first_bad   fields of FirstBad, frames_report, patch
+    misuse      what: something that the script did against the rules of the engine, before this raised for it
     contained   what, original, replacement: a side effect that went elsewhere (replacement is empty where it was
                 blocked)
     stop        reason: "steps" or "probe"
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsdoctor.finding import FirstBad
-from dsdoctor.runs.facts import EngineFacts, Failure, Frame, ModelFacts, Step
+from dsdoctor.runs.facts import EngineFacts, Failure, Frame, Misuse, ModelFacts, Step
 from dsdoctor.runs.spec import trace_path
 
 EnteredPhase = Literal["script", "forward", "backward", "step"]
@@ -89,6 +90,7 @@ class RankTrace:
     frames_report: str = ""
     patch: str = ""
     contained: tuple[Contained, ...] = ()
+    misuse: tuple[Misuse, ...] = ()
     stopped: str | None = None
     finish_code: int | None = None
 
@@ -151,6 +153,9 @@ class TraceWriter:
     def first_bad(self, first: FirstBad, frames_report: str, patch: str) -> None:
         self.write("first_bad", **asdict(first), frames_report=frames_report, patch=patch)
 
+    def misuse(self, what: Misuse) -> None:
+        self.write("misuse", what=what)
+
     def contained(self, what: str, original: str, replacement: str = "") -> None:
         self.write("contained", what=what, original=original, replacement=replacement)
 
@@ -207,6 +212,8 @@ def _take(values: dict[str, Any], rank: int, event: dict[str, Any]) -> None:
         values.update(frames_report=event["frames_report"], patch=event["patch"])
     elif kind == "note":
         _append(values, "notes", event["text"])
+    elif kind == "misuse":
+        _append(values, "misuse", event["what"])
     elif kind == "contained":
         _append(values, "contained", Contained(**_only(Contained, event)))
     elif kind == "stop":
