@@ -17,6 +17,7 @@ from dsdoctor.finding import Finding
 
 Depth = Literal["suspects", "automatic", "asked"]
 """`suspects` tries what lint suspects, `automatic` also searches where that may change the verdict, `asked` always."""
+_OF_THE_OPTIMIZER = ("optimizer", "scheduler")
 _STEPS_AFTER = 3
 """Steps that a run has to survive beyond the one in which the given config failed."""
 
@@ -70,7 +71,7 @@ def _pool(view: View, blame: str, *, asked: bool) -> Iterable[Change]:
     if view.out_of_time:
         return ()
     if blame == "deepspeed":
-        return [change for change in every if not change.value]
+        return [change for change in every if not (change.value and change.group in _OF_THE_OPTIMIZER)]
     if blame in ("script", "precision"):
         shared = [change for change in every if change.value and _can_matter(view, change)]
         return shared if asked else [change for change in shared if change.insane and blame == "script"]
@@ -79,7 +80,7 @@ def _pool(view: View, blame: str, *, asked: bool) -> Iterable[Change]:
 
 def _can_matter(view: View, change: Change) -> bool:
     """The optimizer's and the schedule's numbers matter only after the first step, and never for an input."""
-    if change.group not in ("optimizer", "scheduler"):
+    if change.group not in _OF_THE_OPTIMIZER:
         return True
     health, bad = view.given_health, view.case.first_bad
     if bad is not None and (bad.phase == "input" or bad.step == 0):

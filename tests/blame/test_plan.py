@@ -66,6 +66,11 @@ def test_what_only_deepspeed_gets_wrong_is_no_matter_of_the_optimizers_values():
     assert keys(planned(*ALONE)) == {"zero_optimization.overlap_comm", "zero_optimization.stage"}
 
 
+def test_accumulation_and_clipping_are_deepspeeds_own_business_too():
+    config = {**CONFIG, "gradient_clipping": 0.1}
+    assert "gradient_clipping" in keys(planned(*ALONE, config=config))
+
+
 def test_a_run_gets_safely_past_the_step_in_which_the_given_config_failed():
     assert planned(*ALONE).steps == 8
 
