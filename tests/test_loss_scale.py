@@ -204,3 +204,38 @@ def test_single_skip_in_bf16_is_no_scale_pattern() -> None:
     history = LossScaleHistory(source="x", attempts=attempts, steps_seen=100, dynamic=False, precision="bf16")
     reading = read(history)
     assert (reading.pattern, reading.settled_at) == ("outliers", None)
+
+
+def falling(*, first: int, halvings: int, first_step: int | None) -> LossScaleHistory:
+    """A fall from 2^24, a step each, that a record shows from its `first_step` on and in which it ends."""
+    attempts = tuple(
+        ScaleAttempt(step=first + k, scale=2.0 ** (24 - k), next_scale=2.0 ** (23 - k)) for k in range(halvings)
+    )
+    seen = first + halvings
+    return LossScaleHistory(source="x", attempts=attempts, steps_seen=seen, first_step=first_step, ended=False)
+
+
+def test_a_fall_that_a_record_without_its_beginning_opens_with_is_the_search() -> None:
+    reading = read(falling(first=900, halvings=14, first_step=900))
+    assert (reading.pattern, reading.warmup_skips, reading.settled_at) == ("warmup", 14, None)
+
+
+@pytest.mark.parametrize("first_step", [None, 1])
+def test_a_fall_after_hundreds_of_clean_steps_is_no_search(first_step: int | None) -> None:
+    assert read(falling(first=400, halvings=14, first_step=first_step)).pattern == "thrash"
+
+
+def test_one_probe_at_the_head_of_an_excerpt_is_no_search() -> None:
+    reading = read(falling(first=900, halvings=1, first_step=900))
+    assert (reading.pattern, reading.warmup_skips, reading.recommended_power) == ("periodic", 0, None)
+
+
+def test_a_probe_goes_on_where_a_clean_step_lies_between_its_overflows() -> None:
+    """Hysteresis is not given back in between, so the second overflow at the grown scale halves it."""
+    probes = tuple(
+        ScaleAttempt(step=at + 103 * k, scale=2.0**17, next_scale=scale)
+        for k in range(1, 8)
+        for at, scale in ((0, 2.0**17), (3, 2.0**16))
+    )
+    history = LossScaleHistory(source="x", attempts=probes, steps_seen=900, window=100, initial_power=16)
+    assert (read(history).pattern, read(history).late_share) == ("periodic", 0)

@@ -75,3 +75,11 @@ def test_without_a_scale_skips_are_stuck_or_odd():
 def test_a_counter_of_a_checkpoint_starts_at_its_first_line():
     parts = intervals(counted((5010, 40), (5020, 40), (5030, 41)).counts)
     assert [(part.steps, part.skipped) for part in parts] == [(10, 0), (10, 1)]
+
+
+def test_a_scale_that_stands_while_every_step_is_skipped_is_at_its_floor():
+    """Megatron with a min_loss_scale of 1000, which its lines do not tell."""
+    scales = [max(1000.0, 2.0 ** (16 - k)) for k in range(16)]
+    reading = read(counted(*((step, step) for step in range(1, 17)), scales=scales))
+    assert (reading.pattern, reading.skipped) == ("collapse", 16)
+    assert read(counted(*((step, step) for step in range(1, 9)), scales=scales[:8])).pattern != "collapse"
