@@ -27,6 +27,8 @@ from dsdoctor.runs.facts import Failure
 
 ATTENTION = 200
 """Lines looked at one by one after a line of a traceback or a config."""
+MAX_OPEN = 2048
+"""Ranks of which tracebacks, or configs, are read at the same time."""
 _LINES_OF_A_BOX = 20
 """Lines looked at one by one after one in a box: a message may go on there."""
 MAX_SEGMENT = 20_000
@@ -118,7 +120,7 @@ class LineReader:
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
         if rank is not None:
-            self._story.ranks.add(rank)
+            self._story.saw(rank)
         self._time = _time(segment) or self._time
         place = Place(self._source.name, number, rank, self._time, line.text or line.prefix, line.host)
         self._story.last = place if line.text.strip() else self._story.last
@@ -140,7 +142,7 @@ class LineReader:
         bare = is_bare(line) and not (reader is not None and reader.in_message)
         begins = grammar.TRACEBACK in line.text or line.text.startswith(grammar.IGNORED) or bare
         if reader is None:
-            if not begins:
+            if not begins or len(self._readers) >= MAX_OPEN:
                 return False
             reader = self._readers[place.rank] = TracebackReader(self._source.name, place.rank)
         elif not begins and not reader.busy:
@@ -169,7 +171,7 @@ class LineReader:
                 self._know(state, block.marks, place)
             if not isinstance(state, bool) or not state:
                 del self._blocks[place.rank]
-        elif line.text.rstrip()[-1:] == "{" and BEGINS.search(line.text):
+        elif line.text.rstrip()[-1:] == "{" and BEGINS.search(line.text) and len(self._blocks) < MAX_OPEN:
             self._blocks[place.rank] = ConfigBlock(place.line)
             self.attention = ATTENTION
         elif "{" in line.text and any(key in line.text for key in ONE_LINE_KEYS):

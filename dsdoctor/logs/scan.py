@@ -95,7 +95,7 @@ class Scanner:
 
         meanings = self.kinds.meanings
         choice = choose(block, start, meanings, self._story.series, whole_head=self._lines.expects_more)
-        self._story.ranks.update(choice.ranks())
+        self._story.saw(*choice.ranks())
         order, passed = choice.ordered()
         end = len(block)
         for index, lines, before in zip(order, block.lines_before(order), passed, strict=False):
@@ -128,7 +128,7 @@ class Scanner:
         self._count(step, 1)
         rank = int(groups[0]) if step.ranked else self._source.rank
         if rank is not None:
-            self._story.ranks.add(rank)
+            self._story.saw(rank)
         told = dict(zip(step.names, groups[step.ranked :], strict=True))
         if step.numbered:
             self._lines.step_at(float(told[STEP]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +31,11 @@ FIGURES = {
 """Series by the names of the groups that rows of the kind `figures` have."""
 MINIMUM_REACHED = "Current loss scale already at minimum"
 MAX_FAILURES = 200
-MAX_EVENTS = 2000
+MAX_EVENTS = 400
+"""Events kept of a kind, each with a count of its repeats; and the latest one."""
+MAX_EXITS = 2000
+MAX_RANKS = 100_000
+"""Ranks that are listed: no job has more."""
 
 
 @dataclass
@@ -101,8 +106,14 @@ class Story:
     _finished: int | None = None
     _reached: dict[str, int] = field(default_factory=dict)
     _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
+    _kinds: Counter[str] = field(default_factory=Counter)
     _exits: dict[tuple[int | None, int], _Exited] = field(default_factory=dict)
     _failures: list[_Candidate] = field(default_factory=list)
+
+    def saw(self, *ranks: int) -> None:
+        """These ranks have printed something."""
+        if len(self.ranks) < MAX_RANKS:
+            self.ranks.update(ranks)
 
     def tick(self) -> int:
         """The place of the next item in the story."""
@@ -153,15 +164,17 @@ class Story:
         order = self.tick()
         if kind == "finished":
             self._finished = order
-        key = (kind, place.source, place.rank, tuple(sorted(fields.items())))
+        key: tuple[object, ...] = (kind, place.source, place.rank, tuple(sorted(fields.items())))
         known = self._events.get(key)
         if known is not None:
             known.count += 1
             known.last_line = place.line
             known.reached = self._reached.get(place.source, 0)
             return
-        if len(self._events) >= MAX_EVENTS:
-            return
+        if self._kinds[kind] < MAX_EVENTS:
+            self._kinds[kind] += 1
+        else:
+            key = ("latest", kind)
         first = LogEvent(
             kind=kind,
             text=place.text[:MAX_TEXT],
@@ -201,6 +214,8 @@ class Story:
             code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher
         )
         reached = self._reached.get(place.source, 0)
+        if len(self._exits) >= MAX_EXITS and (rank, code) not in self._exits:
+            return
         self._exits.setdefault((rank, code), _Exited(exit, reached)).reached = reached
 
     @property

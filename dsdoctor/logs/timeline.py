@@ -11,8 +11,10 @@ from typing import Any, Literal
 from dsdoctor.finding import Evidence
 from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt, SkipCount
 
-MAX_ATTEMPTS = 200_000
-"""Overflows kept of one rank; a log that has more tells nothing new."""
+MAX_ATTEMPTS = 60_000
+"""Overflows kept; a log that has more tells nothing new."""
+MAX_RANKS = 2048
+"""Ranks whose counters are kept."""
 _ONE = re.compile(r"loss scale: 1\.0, reducing to 1\.0")
 MIN_COUNTS = 8
 """Lines of a counter that are all kept; of later ones only the ends of a time in which it stands still."""
@@ -20,7 +22,7 @@ MAX_COUNTS = 4000
 """Lines of a counter kept of one rank; as they add up, every second one can be left out of a longer log."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Overflow:
     """One line about a skipped step. `scale` is None where the line has none (no loss scale is at work)."""
 
@@ -39,13 +41,17 @@ class ScaleTimeline:
 
     def __init__(self) -> None:
         self._by_rank: dict[int | None, list[Overflow]] = {}
+        self._kept = 0
+        self._full = False
         self.iteration: int | None = None
         """The step that a line before named, where the lines about the scale do not."""
 
     def add(self, rank: int | None, overflow: Overflow) -> None:
-        lines = self._by_rank.setdefault(rank, [])
-        if len(lines) >= MAX_ATTEMPTS:
+        if self._kept >= MAX_ATTEMPTS and not self._make_room():
             return
+        if rank not in self._by_rank and self._full:
+            return
+        lines = self._by_rank.setdefault(rank, [])
         if self.iteration is not None:
             overflow = _at(overflow, self.iteration)
             if lines and lines[-1].step is not None and lines[-1].step >= self.iteration:
@@ -55,6 +61,14 @@ class ScaleTimeline:
                 return
             overflow = _at(overflow, lines[-1].step + 1)
         lines.append(overflow)
+        self._kept += 1
+
+    def _make_room(self) -> bool:
+        """Forget all ranks but the one that tells most; True if there is room then."""
+        rank = max(self._by_rank, key=lambda rank: len(self._by_rank[rank]))
+        self._by_rank = {rank: self._by_rank[rank]}
+        self._kept, self._full = len(self._by_rank[rank]), True
+        return self._kept < MAX_ATTEMPTS
 
     def lines(self, precision: str | None) -> list[Overflow]:
         """The overflows of the rank that tells most, without lines that the precision rules out or that are quoted."""
@@ -74,6 +88,8 @@ class SkipCounter:
 
     def add(self, key: tuple[str, int | None], count: SkipCount) -> None:
         """A line that says how many steps were skipped so far."""
+        if len(self._by_rank) >= MAX_RANKS and key not in self._by_rank:
+            return
         counts = self._by_rank.setdefault(key, [])
         if counts and count.step <= counts[-1].step:
             return
@@ -112,7 +128,8 @@ def history(
 ) -> LossScaleHistory | None:
     """The overflows as one history, None where nothing tells of any. `raised` is the exception at the minimum scale.
 
-    `settings` is the fp16 section of the config in force; `counts` stand for the overflows where these have no lines of their own.
+    `settings` is the fp16 section of the config in force; `counts` stand for the overflows where these have no lines
+    of their own.
     """
     unscaled = bool(lines) and all(line.scale is None for line in lines)
     if precision is None and (_ones(lines) or (not lines and counts and all(count.scale == 1 for count in counts))):
