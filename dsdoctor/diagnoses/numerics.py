@@ -261,7 +261,17 @@ def _explained(case: Case) -> bool:
     """True if a narrower diagnosis says where the value that is not finite comes from."""
     first = case.first_bad
     located = first is not None and (first.phase == "input" or first.cause == "reduction-overflow")
-    return located or any(found.severity == "error" for found in Bf16ModelInFp16().examine(case))
+    return (
+        located
+        or any(found.severity == "error" for found in Bf16ModelInFp16().examine(case))
+        or (_autocast_in_fp16(case) and holds(case, "version/known-defect"))
+    )
+
+
+def _autocast_in_fp16(case: Case) -> bool:
+    """True under torch_autocast in fp16, whose own scaler skips steps in releases that tell nothing of its scale."""
+    on = context.config_value(case, "torch_autocast.enabled") is True
+    return on and context.config_value(case, "torch_autocast.dtype") in ("fp16", "float16", "half", "torch.float16")
 
 
 def _bad_input(case: Case) -> FirstBad | None:

@@ -169,8 +169,16 @@ def test_the_other_precision_is_advised_for_each():
     assert no_bf16.fixes[0].patch == {"fp16": {"enabled": True}, "bf16": {"enabled": False}}
 
 
+UNDER_AUTOCAST = log(
+    loss_scale=scales(*((1.0, 1.0) for _ in range(9)), dynamic=False, precision="fp32"),
+    config={"zero_optimization": {"stage": 2}, "torch_autocast": {"enabled": True, "dtype": "float16"}},
+    versions={"deepspeed": "0.19.8"},
+)
+
+
 @pytest.mark.parametrize(
-    "case", [located("reduction", "reduction-overflow"), of(steps((NAN,)), precision="fp16", model=T5)]
+    "case",
+    [located("reduction", "reduction-overflow"), of(steps((NAN,)), precision="fp16", model=T5), UNDER_AUTOCAST],
 )
 def test_a_nan_loss_follows_from_what_explains_it(case):
     (finding,) = found(case, "numerics/nan-loss")
