@@ -74,8 +74,8 @@ EXITS = (
         "Exited with exit code",
         r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
     ),
-    # mpirun and Kubernetes; a code of 0 is no failure.
-    _row("exit", ("Exit Code:", "Exit code:"), r"^\s*Exit [Cc]ode:\s+(?P<code>[1-9]\d*)\s*$"),
+    # mpirun and Kubernetes, as they indent it; a code of 0 is no failure.
+    _row("exit", ("Exit Code:", "Exit code:"), r"^\s{2,}Exit [Cc]ode:\s{3,}(?P<code>[1-9]\d*)\s*$"),
 )
 
 RANKS = (
