@@ -147,12 +147,13 @@ def segfault_of_ucx() -> str:
 
 
 def segfault_in_a_container() -> str:
-    return log(
-        trainer(falling(4)),
-        "    State:          Terminated",
-        "      Reason:       Error",
-        "      Exit Code:    139",
-    )
+    """What `kubectl describe pod` says below the log."""
+    state = """
+    State:          Terminated
+      Reason:       Error
+      Exit Code:    139
+    """
+    return log(trainer(falling(4)), state)
 
 
 def own_exception_then_cancelled_step() -> str:

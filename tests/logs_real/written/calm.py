@@ -153,12 +153,13 @@ def aborted_after_the_work() -> str:
 
 
 def zero_exit_codes() -> str:
-    return log(
-        trainer(falling(60)),
-        "    State:          Terminated",
-        "      Reason:       Completed",
-        "      Exit Code:    0",
-    )
+    """A pod that did its work, and codes of answers that were run in a sandbox."""
+    state = """
+    State:          Terminated
+      Reason:       Completed
+      Exit Code:    0
+    """
+    return log(trainer(falling(60)), "Exit code: 1", "Exit code: 139", state)
 
 
 def deprecations() -> str:
