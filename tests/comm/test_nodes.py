@@ -290,6 +290,7 @@ def test_little_shared_memory(pair):
     expect(*check(pair), "memory/shm-exhausted", "/dev/shm", "2")
 
 
+@full
 def test_started_by_torchrun(tmp_path):
     """The agent of torchrun holds the store; its ranks speak with one voice."""
     with socket.create_server(("127.0.0.1", 0)) as server:
