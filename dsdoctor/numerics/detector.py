@@ -173,7 +173,7 @@ class Detector:
         self._publisher.publish(event)
         if self.again is not None:
             self._watches.fall_silent()
-        elif seen_by_sentinel and self._mode == "auto":
+        elif seen_by_sentinel and self._mode == "auto" and self._attached:
             self._ledger.reset()
             self._watches.use_frames()
 

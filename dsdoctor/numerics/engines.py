@@ -41,7 +41,7 @@ def user_model(candidate: Any) -> nn.Module:
     """The module as the user built it, without wrappers of engines, DDP or torch.compile.
 
     Raises:
-        TypeError: there is no module, or `nn.DataParallel` is in it, whose replicas drop hooks.
+        TypeError: there is no module, it is scripted, or `nn.DataParallel` is in it, whose replicas drop hooks.
     """
     model = candidate.module if is_engine(candidate) else candidate
     while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
@@ -53,7 +53,14 @@ def user_model(candidate: Any) -> nn.Module:
             "nn.DataParallel replicates the model in every forward and its replicas drop hooks; "
             "use DistributedDataParallel (one process per device) instead"
         )
+    if not takes_hooks(model):
+        raise TypeError("a scripted model takes no hooks; attach to the module that was scripted")
     return model
+
+
+def takes_hooks(module: nn.Module) -> bool:
+    """False for TorchScript modules, which are left alone."""
+    return not isinstance(module, torch.jit.ScriptModule)
 
 
 def rank() -> int:

@@ -23,6 +23,7 @@ from dsdoctor.finding import Phase
 from dsdoctor.numerics import trees
 from dsdoctor.numerics.batches import Batches
 from dsdoctor.numerics.calls import Call, CallStack, versions
+from dsdoctor.numerics.engines import takes_hooks
 from dsdoctor.numerics.events import Event, Origin
 from dsdoctor.numerics.frames import Frame, FrameLog, Row
 from dsdoctor.numerics.gradients import GradientWatch
@@ -93,7 +94,7 @@ class ForwardWatch:
     def _register(self, model: nn.Module) -> Iterator[Any]:
         enter, leave = guarded(self._enter, self._host.problem), guarded(self._exit, self._host.problem)
         hooked: set[int] = set()
-        for module in model.modules():
+        for module in filter(takes_hooks, model.modules()):
             yield module.register_forward_pre_hook(enter, with_kwargs=True)
             yield module.register_forward_hook(leave, prepend=True, with_kwargs=True, always_call=True)
             if self._gradients is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from dsdoctor.numerics.engines import takes_hooks
+
 _LIMIT = 512
 """Modules that are watched at most; of more, every second, third, … is left."""
 
@@ -25,7 +27,7 @@ def _collect(module: nn.Module, name: str, found: dict[int, tuple[str, nn.Module
         path = f"{name}.{label}" if name else label
         if _strings_blocks_together(child):
             _collect(child, path, found)
-        elif id(child) not in found:
+        elif id(child) not in found and takes_hooks(child):
             found[id(child)] = (path, child)
 
 

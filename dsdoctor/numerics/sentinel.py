@@ -17,6 +17,7 @@ from dsdoctor.finding import Phase
 from dsdoctor.numerics import trees
 from dsdoctor.numerics.batches import Batches
 from dsdoctor.numerics.clock import Clock
+from dsdoctor.numerics.engines import takes_hooks
 from dsdoctor.numerics.forward import loss_labels
 from dsdoctor.numerics.gradients import Activation, GradientWatch, Weight
 from dsdoctor.numerics.hooks import guarded, recomputing
@@ -67,7 +68,8 @@ class Sentinel:
         if self._gradients is not None:
             hooked: set[int] = set()
             for name, module in root.named_modules():
-                self._gradients.watch_parameters(module, name, hooked)
+                if takes_hooks(module):
+                    self._gradients.watch_parameters(module, name, hooked)
         return handles
 
     def detach(self) -> None:

@@ -55,7 +55,9 @@ def floats(tensor: Tensor) -> Tensor | None:
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    if tensor.layout is torch.strided:
+    if tensor.is_nested:
+        tensor = tensor.values()
+    elif tensor.layout is torch.strided:
         pass
     elif tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
@@ -97,10 +99,16 @@ def _kind(largest: int, bits: Bits, values: Tensor) -> Kind | None:
     return "inf+nan" if bits.has_inf and bool(torch.isinf(values.float()).any()) else "nan"
 
 
+def _comparable(tensor: Tensor) -> Tensor | None:
+    """As `floats`, in a type that has comparisons."""
+    values = floats(tensor)
+    return values.float() if values is not None and values.element_size() == 1 else values
+
+
 def only_minus_inf(tensor: Tensor) -> bool:
     """Whether -inf is all that keeps the tensor from being finite."""
     with torch.no_grad():
-        values = floats(tensor)
+        values = _comparable(tensor)
         return values is not None and not bool((torch.isnan(values) | torch.isposinf(values)).any())
 
 
@@ -110,10 +118,10 @@ def looks_like_mask(tensor: Tensor) -> bool:
     A tensor of -inf alone is no mask: `log` of zeros looks the same.
     """
     with torch.no_grad():
-        values = floats(tensor)
+        values = _comparable(tensor)
         if values is None:
             return False
-        zero, lowest = values == 0, values <= torch.finfo(values.dtype).min
+        zero, lowest = values == 0, values <= torch.finfo(tensor.dtype).min
         return bool((zero | lowest).all()) and bool(zero.any())
 
 
