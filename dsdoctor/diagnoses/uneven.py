@@ -25,4 +25,4 @@ def fewest_and_most(logs: LogFacts) -> tuple[LogEvent, LogEvent] | None:
 
 def batches(event: LogEvent) -> int:
     fields: Mapping[str, str] = event.fields
-    return int(fields.get("batches") or fields.get("length") or 0)
+    return int(next((fields[name] for name in ("batches", "count", "length") if name in fields), 0))

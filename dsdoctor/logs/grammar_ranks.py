@@ -247,8 +247,9 @@ RANKS = (
     ),
     _row(
         "rank-batches",
-        (" batches", " steps", " iterations", "loader)"),
-        r"[Rr]ank[ =:]*(?P<rank>\d+)\b.{0,60}?\b(?P<batches>\d+) (?:batches|steps|iterations)\b"
+        ("batches", " steps", " iterations", "loader)", "loader length", "steps_per_epoch"),
+        r"[Rr]ank[ =:]*(?P<rank>\d+)\b.{0,60}?(?:\b(?P<batches>\d+) (?:batches|steps|iterations)\b"
+        r"|\b(?:(?:num_|n_)?batches|(?:train_?)?(?:data_?)?loader length|steps_per_epoch) ?[=:]? ?(?P<count>\d+)\b)"
         r"|len\((?:train_?)?(?:data_?)?loader\) ?[=:] ?(?P<length>\d+)",
     ),
     _row(

@@ -20,6 +20,25 @@ BARRIER = (f"{SITE}/torch/distributed/distributed_c10d.py", 3703, "barrier", "wo
 
 CASES = (
     WrittenLog(
+        name="uneven-counts",
+        text=log(
+            ["[2024-05-11 10:00:00] rank=0 num_batches=1250", "[2024-05-11 10:00:00] rank=3 num_batches=1249"],
+            trainer(falling(30)),
+            watchdog(0, 12510, "ALLREDUCE", numel=7340032),
+        ),
+        primary="hang/uneven-batches",
+    ),
+    WrittenLog(
+        name="even-counts",
+        text=log(
+            ["rank 0: dataloader length: 1250", "rank 1: dataloader length: 1250"],
+            trainer(falling(30)),
+            watchdog(0, 12510, "ALLREDUCE", numel=7340032),
+        ),
+        primary="comm/timeout",
+        absent=("hang/uneven-batches",),
+    ),
+    WrittenLog(
         name="rank0-silent-late",
         text=log(
             trainer(falling(50)),
