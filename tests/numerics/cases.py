@@ -92,6 +92,13 @@ class Case:
     first_rank: int | None = None
     impossible: dict[int, str] = field(default_factory=dict)
 
+    def open_in_auto(self, stage: int) -> set[str]:
+        """Fields that the always-on watch may leave open: of a loss that the script computes, and at ZeRO-3, where one
+        rank alone cannot run a batch again, what lies inside a block."""
+        if self.expected["phase"] == "forward" and stage == 3:
+            return {"module", "op", "cause", "kind"}
+        return {"cause"} if self.expected["phase"] == "loss" else set()
+
 
 def bad_batch(rank: int, step: int, batch: Tensor, _: nn.Module) -> None:
     if rank == 1 and step == 1:
