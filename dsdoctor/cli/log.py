@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         analysis = analyze_log(arguments.files, config=arguments.config)
     except Unreadable as error:
         raise CannotWork(str(error)) from None
+    if analysis.logs.silent and not analysis.findings:
+        raise CannotWork("; ".join(analysis.logs.unreadable))
     _print(arguments, analysis, analysis.findings, analysis.exit_code)
     return analysis.exit_code
 

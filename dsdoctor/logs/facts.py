@@ -111,6 +111,13 @@ class LogFacts:
     unfinished: tuple[tuple[str, int], ...] = ()
     """Source and line of last lines that have no line end: more of them may be missing."""
 
+    @property
+    def silent(self) -> bool:
+        """True if there was nothing to read: all inputs are empty, no text, or could not be read."""
+        return (
+            bool(self.unreadable) and len(self.unreadable) >= len(self.sources) and not (self.events or self.failures)
+        )
+
     def of_kind(self, *kinds: str) -> Iterator[LogEvent]:
         """The events of these kinds, oldest first."""
         return (event for event in self.events if event.kind in kinds)

@@ -48,6 +48,10 @@ class Scanner:
     def feed(self, data: bytes) -> None:
         """Read the next block of the source."""
         self._story.source = self._source.name
+        if b"\0" in data:  # what is left where a file was cut back under a process that writes on
+            data = data.replace(b"\0", b"")
+        if not data:
+            return
         self._unfinished = not data.endswith(b"\n")
         if self._width is None:
             self._width = (len(data) <= _PASTED and width(_lines(data), told)) or 0

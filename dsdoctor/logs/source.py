@@ -22,6 +22,10 @@ BLOCK = 1 << 20
 """Bytes read at once; also the longest piece of a line."""
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"
+_PACKED = {b"PK\x03\x04": "unzip -p", b"BZh": "bzip2 -dc", b"\xfd7zXZ\x00": "xz -dc"}
+"""What unpacks a file that begins so; dsdoctor itself does not."""
+_NO_TEXT = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
+_HEAD = 8192
 
 _NOT_LOGS = {
     ".bin", ".safetensors", ".pt", ".pth", ".npy", ".npz", ".so", ".o", ".pyc", ".png", ".jpg", ".pdf", ".zip",
@@ -134,12 +138,21 @@ def _open(source: Source) -> IO[bytes]:
     if source.path is None:
         return io.BufferedReader(sys.stdin.buffer.raw) if hasattr(sys.stdin.buffer, "raw") else sys.stdin.buffer
     raw = source.path.open("rb")
-    head = raw.peek(4)[:4] if isinstance(raw, io.BufferedReader) else b""
-    if head[:2] == GZIP:
+    head = raw.peek(6) if isinstance(raw, io.BufferedReader) else b""
+    if head.startswith(GZIP):
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-    if head == ZSTD:
+    if head.startswith(ZSTD):
         return _open_zstd(source, raw)
+    for begins, command in _PACKED.items():
+        if head.startswith(begins):
+            raise Unreadable(f"{source.name}: unpack it first: {command} {source.path} | dsdoctor log -")
     return raw
+
+
+def is_binary(block: bytes) -> bool:
+    """True if the beginning of what `blocks` gives holds so many control characters or bad bytes that it is no text."""
+    head = block[:_HEAD].decode("utf-8", "replace")
+    return len(_NO_TEXT.findall(head)) > len(head) / 10
 
 
 def _open_zstd(source: Source, raw: IO[bytes]) -> IO[bytes]:
@@ -234,10 +247,11 @@ class Utf8:
 def _utf16(head: bytes) -> str | None:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    sample = head[:400]
-    if len(sample) >= 8 and sample[1::2].count(0) > len(sample) * 0.4:
-        return "utf-16-le"
-    return "utf-16-be" if len(sample) >= 8 and sample[0::2].count(0) > len(sample) * 0.4 else None
+    even, odd = head[:400:2], head[1:400:2]
+    for text, zeros, encoding in ((even, odd, "utf-16-le"), (odd, even, "utf-16-be")):
+        if len(head) >= 8 and zeros.count(0) > len(zeros) * 0.8 and text.count(0) < len(text) * 0.2:
+            return encoding
+    return None
 
 
 def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Logs that grow while they are read."""
 
 import gzip
+import json
 import os
 import signal
 import subprocess
@@ -133,3 +134,30 @@ def test_the_command_tells_each_finding_once_and_ends_on_ctrl_c(tmp_path):
     assert at_once.returncode == 1
     assert sorted(told) == sorted(at_once.stdout.splitlines(keepends=True))
     assert process.stderr.read() == ""
+
+
+def test_a_document_is_printed_once_at_the_end(tmp_path):
+    """Whatever came while it followed, and through a rotation, stdout holds one document."""
+    path = tmp_path / "a.log"
+    add(path, "step 1 loss 2.0\n")
+    command = [sys.executable, "-m", "dsdoctor", "log", "--follow", "--json", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        time.sleep(1.5)
+        path.rename(tmp_path / "a.log.1")
+        add(path, "[rank0]: " + TRACE.format("'labels'").replace("\n", "\n[rank0]: ") + "\n")
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    document = json.loads(output)
+    assert (process.returncode, document["exit_code"], errors) == (3, 3, "")
+    assert document["understood"]["steps_seen"] == 1
+    assert [finding["id"] for finding in document["findings"]] == ["launch/user-exception"]
+
+
+def test_a_document_of_a_pipe_that_ends():
+    command = [sys.executable, "-m", "dsdoctor", "log", "--follow", "--json", "-"]
+    finished = subprocess.run(command, input=TRACE.format(1), capture_output=True, text=True, timeout=60, check=False)
+    assert (finished.returncode, json.loads(finished.stdout)["exit_code"]) == (1, 1)

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from dsdoctor.logs.read import read_logs
+from dsdoctor.logs.source import find
 
 TRACE = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 7, in main\n    loss = step(x)\n{}\n'
 OVERFLOW = (
@@ -75,13 +76,50 @@ def test_a_file_that_may_not_be_read(tmp_path):
     assert b"Permission denied" in log(path).stderr
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 100_000, bytes(range(256)) * 1000, b"\xff\xfe", b"\x1b[2J" * 1000])
-def test_bytes_that_are_no_log_say_nothing(tmp_path, data):
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"\xff\xfe", "empty"),
+        (b"\0" * 100_000, "no text"),
+        (bytes(range(256)) * 1000, "no text"),
+        (b"PK\x03\x04" + bytes(100), "unzip -p"),
+        (b"BZh9" + bytes(100), "bzip2 -dc"),
+        (b"\xfd7zXZ\x00" + bytes(100), "xz -dc"),
+    ],
+)
+def test_where_there_is_nothing_to_read_that_is_said(tmp_path, data, words):
     path = tmp_path / "a.log"
     path.write_bytes(data)
     finished = log(path, "--json")
-    assert finished.returncode == 0
-    assert json.loads(finished.stdout)["findings"] == []
+    assert finished.returncode == 2
+    assert words in finished.stderr.decode()
+    assert len(finished.stderr.splitlines()) == 1
+    document = json.loads(finished.stdout)
+    assert (document["exit_code"], document["findings"]) == (2, [])
+
+
+def test_bytes_before_a_log_do_not_hide_it(tmp_path):
+    """What is left of a log that was cut back while a process wrote on."""
+    got = facts(tmp_path, b"\0" * 100_000 + TRACE.format("KeyError: 'labels'").encode())
+    assert (len(got.failures), got.unreadable) == (1, ())
+
+
+def test_empty_files_beside_logs_are_nothing_to_speak_of(tmp_path):
+    (tmp_path / "rank0.log").write_text("step 1 loss 2.0\n")
+    (tmp_path / "rank1.log").write_text("")
+    got = read_logs([tmp_path])
+    assert (got.steps_seen, got.unreadable) == (1, ())
+
+
+def test_a_file_that_vanishes_and_thousands_of_others(tmp_path, monkeypatch):
+    for at in range(2000):
+        (tmp_path / f"rank{at}.log").write_text(f"step {at} loss 2.0\n")
+    found = find([tmp_path])
+    monkeypatch.setattr("dsdoctor.logs.read.find", lambda paths: found)
+    (tmp_path / "rank7.log").unlink()
+    got = read_logs([tmp_path])
+    assert (len(got.sources), got.steps_seen, len(got.unreadable)) == (2000, 1999, 1)
 
 
 def test_a_hundred_megabytes_without_a_line_end_take_no_more_memory(tmp_path):
