@@ -11,6 +11,8 @@ from typing import Any
 
 LIFE_LINE = "alive.lock"
 """File in the run's folder that dsdoctor holds a lock on as long as it lives; the kernel frees it whatever happens."""
+VARIABLES = "environment.json"
+"""File in the run's folder with the variables that dsdoctor sets; launchers hand only some on to other nodes."""
 STACK_REQUEST = "stacks-wanted.txt"
 """File in the run's folder whose every new content asks the ranks for their stacks."""
 

@@ -26,12 +26,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from dsdoctor.machine.cgroup import oom_kills
-from dsdoctor.runs.attendance import LIFE_LINE, STACK_REQUEST, attendance_path
+from dsdoctor.runs.attendance import LIFE_LINE, STACK_REQUEST, VARIABLES, attendance_path
 from dsdoctor.runs.leftovers import SharedMemory, marked_pids
 from dsdoctor.runs.spec import RUN_MARKER, STACK_SIGNAL
 
@@ -83,15 +83,10 @@ class Attendant:
                 _end_descendants()
                 self._memory.remove()  # else dsdoctor does
                 return self._ended(-signal.SIGKILL, deserted=True)
-            self._memory.look(self._members())
             self._pass_request_on(pid)
             select.select([self._wake_up], [], [], _INTERVAL)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_up, 4096)
-
-    def _members(self) -> Iterator[int]:
-        """The run's processes here; they are searched for only where there is new shared memory to ask after."""
-        yield from marked_pids(self._folder)
 
     def _tell(self, number: int, _: FrameType | None) -> None:
         if not self._told:
@@ -186,6 +181,12 @@ def _take_slurm_ranks() -> None:
             os.environ[name] = os.environ[slurm]
 
 
+def _take_variables(folder: Path) -> None:
+    """What dsdoctor sets for the ranks, where the launcher did not bring it here."""
+    with contextlib.suppress(OSError, ValueError):
+        os.environ.update(json.loads((folder / VARIABLES).read_text(encoding="utf-8")))
+
+
 def _die_like(code: int) -> None:
     """End with `code`; by the same signal where it is one, without a second core dump."""
     if code >= 0:
@@ -203,6 +204,7 @@ def main(argv: Sequence[str]) -> None:
     injected = [argument for argument in argv[:1] if argument.startswith("--local_rank")]
     folder, module, *args = argv[len(injected) :]
     _take_slurm_ranks()
+    _take_variables(Path(folder))
     os.environ.setdefault(RUN_MARKER, folder)
     attendant = Attendant(Path(folder), int(os.environ.get("RANK", "0")))
     _die_like(attendant.attend(attendant.start(module, [*injected, *args])))

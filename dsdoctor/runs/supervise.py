@@ -6,6 +6,7 @@ Whatever happens in here or to this process, nothing that it started stays (see 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.runs import extensions, outcome, output, scale, stacks
-from dsdoctor.runs.attendance import Attendance, read_attendance
+from dsdoctor.runs.attendance import VARIABLES, Attendance, read_attendance
 from dsdoctor.runs.collectives import read_collectives
 from dsdoctor.runs.facts import Frame, Leg, RankRun, Run
 from dsdoctor.runs.hostmemory import HostMemory
@@ -126,6 +127,8 @@ def _run_once(
         cache = extensions.prepared(extensions.cache_folder(plan.device))
         processes = stack.enter_context(Processes(folder))
         env = environment(plan, folder) | {extensions.VARIABLE: str(cache)}
+        ours = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        (folder / VARIABLES).write_text(json.dumps(ours), encoding="utf-8")
         processes.start(line, env, spec.cwd, folder / LAUNCHER_OUTPUT)
         memory = stack.enter_context(contextlib.closing(HostMemory()))
         ended = _watch(processes, memory, Watch(folder=folder, ranks=ranks), cache, spec, limits, progress)

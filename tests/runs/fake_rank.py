@@ -42,6 +42,12 @@ def do_stop(trace: TraceWriter, folder: Path) -> None:
     trace.stop("steps")
 
 
+def do_print_environment(trace: TraceWriter, folder: Path) -> None:
+    for name in ("WANDB_MODE", "DS_ACCELERATOR", "DSDOCTOR_RUN"):
+        print(f"{name}={os.environ.get(name)}")
+    trace.stop("steps")
+
+
 def do_wait_for_a_build(trace: TraceWriter, folder: Path) -> None:
     while Path(os.environ["TORCH_EXTENSIONS_DIR"], "cpu_adam", "lock").exists():
         time.sleep(0.1)

@@ -4,6 +4,7 @@ of it stays. No torch in any of them; the launcher is a small one, the ranks are
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -203,3 +204,26 @@ def test_time_limit_holds_for_a_script_that_prints_for_ever(run_script: RunScrip
     run = run_script("import time\nwhile True:\n    print('still here')\n    time.sleep(0.05)\n", timeout=4, stall=2)
     assert run.outcome == "timeout"
     assert all(rank.stack for rank in run.ranks)
+
+
+def test_disk_that_the_script_fills(run_script: RunScript, tmp_path: Path) -> None:
+    """The run's own folder is on that disk too, so that hardly anything can be written down."""
+    (tmp_path / "run").mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "run")], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("no small file system can be mounted here")
+    try:
+        run = run_script(
+            """
+            import os
+            with open(os.path.join(os.environ["DSDOCTOR_RUN"], "data.bin"), "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1024))
+            """
+        )
+    finally:
+        subprocess.run(["umount", str(tmp_path / "run")], check=True)
+    assert run.outcome in ("raised", "exited")
+    assert "No space left on device" in run.why
