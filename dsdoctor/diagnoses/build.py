@@ -37,7 +37,9 @@ class CudaMismatch(TextDiagnosis):
         Form(
             message=r"Installed CUDA version (?P<toolkit>\S+) does not match .*torch was compiled with (?P<torch>\S+)"
         ),
-        Form(message=r"detected CUDA version \((?P<toolkit>[\d.]+)\) mismatches [\s\S]*PyTorch \((?P<torch>[\d.]+)\)"),
+        Form(
+            message=r"detected CUDA version \((?P<toolkit>[\d.]+)\) mismatches(?:[\s\S]*PyTorch \((?P<torch>[\d.]+)\))?"
+        ),
         Form(message=r"CUDA version mismatch! DeepSpeed ops were compiled"),
     )
     cause = "the CUDA toolkit is {toolkit}, torch was built for {torch}, so the extension cannot be compiled"
@@ -50,6 +52,8 @@ class CudaMismatch(TextDiagnosis):
     def tell(self, groups: Mapping[str, str]) -> str:
         if not groups.get("torch"):
             return "DeepSpeed's extensions were compiled for another CUDA version than torch has now"
+        if groups["torch"] == "?":
+            return f"the CUDA toolkit is {groups['toolkit']}, torch was built for another version"
         return super().tell({name: value.rstrip(",.") for name, value in groups.items()})
 
     def examine(self, case: Case) -> Iterator[Finding]:
@@ -110,6 +114,7 @@ class Compiler(TextDiagnosis):
     title = "an extension could not be compiled"
     forms = (
         Form(message=r"Error building extension '(?P<what>\w+)'"),
+        Form(types=("CalledProcessError",), message=r"'\['ninja'.*\]' returned non-zero"),
         Form(message=r"(?P<why>Ninja is required to load C\+\+ extensions)"),
         Form(message=r"Unable to JIT load the (?P<why>\w+ op due to .*)"),
         Form(message=r"(?P<why>\w+ requires the '[^']+' command, but it does not exist)"),

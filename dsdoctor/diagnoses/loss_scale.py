@@ -6,13 +6,14 @@ The arithmetic is in `dsdoctor.loss_scale`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, remedies
 from dsdoctor.diagnoses import loss_scale_told as told
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Finding, Fix
-from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading
+from dsdoctor.loss_scale import MANY, LossScaleHistory, LossScaleReading
 
 
 class WarmUp(Diagnosis):
@@ -144,11 +145,12 @@ class Thrash(Diagnosis):
             if reading.pattern == "thrash":
                 share = f" ({reading.late_share:.1%} of the later steps)" if reading.late_share is not None else ""
                 late = reading.skipped - reading.warmup_skips
+                doubt = _doubt(case, history)
                 yield self.finding(
                     cause=f"{told.steps(late)} skipped after the scale had settled{share}, not once a window",
                     evidence=told.proof(history, skip=reading.warmup_skips),
-                    confidence=0.85 if reading.late_share is not None else 0.6,
-                    caveat="Progress bars count skipped steps too: fewer updates were made than they show.",
+                    confidence=0.5 if doubt else (0.85 if reading.late_share is not None else 0.6),
+                    caveat=doubt or "Progress bars count skipped steps too: fewer updates were made than they show.",
                     fixes=(
                         Fix(text="find the module that overflows first: dsdoctor nan DS_CONFIG TRAIN.py"),
                         Fix(text="look at the learning rate, its warm-up, and at the batches of the skipped steps"),
@@ -157,6 +159,17 @@ class Thrash(Diagnosis):
                     keys=("fp16.enabled",),
                 )
                 return
+
+
+def _doubt(case: Case, history: LossScaleHistory) -> str | None:
+    """What else these skips could be, None where the record tells enough."""
+    if not history.attempts and context.precision(case) is None and not any(c.scale for c in history.counts):
+        return "Only a counter of skipped steps is in this record. In bf16 no step is skipped for the sake of a scale."
+    last = history.attempts[-MANY:]
+    falls = all(after.scale == before.next_scale < before.scale for before, after in pairwise(last))
+    if not history.ended and len(last) == MANY and falls:
+        return "The record ends while the scale falls step by step: that may become a collapse."
+    return None
 
 
 def _start_at(power: int, text: str) -> Fix:

@@ -56,6 +56,9 @@ _PHASES: tuple[tuple[str, str, tuple[Fix, ...]], ...] = (
     (r":forward:|:_call_impl:", "in the forward pass", ()),
 )
 """Where in the program memory ran out, by the functions of the traceback, and what to do there first."""
+_NO_TRACEBACK = (
+    "The traceback is not in this record. That it was in set-up follows only from no step being shown before."
+)
 _IN_FIRST_STEP = "the GPU ran out of memory when the first step created the optimizer states: the batch plays no part"
 
 
@@ -98,6 +101,10 @@ class GpuOomInit(_DeviceOutOfMemory):
 
     def applies(self, failure: Failure, case: Case) -> bool:
         return _of_device(failure) and happened_at_set_up(failure, case)
+
+    def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
+        found = super().told(case, claimed, events)
+        return found if claimed[0].frames else replace(found, confidence=0.5, caveat=_NO_TRACEBACK)
 
 
 class GpuOomStep(_DeviceOutOfMemory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
@@ -62,12 +63,19 @@ class NanLoss(Diagnosis):
         for history in context.histories(case):
             if history.precision != "fp16" and history.attempts:
                 text = f"the gradients of {len(history.attempts)} steps are not finite, and no loss scale is at work"
-                yield self._found(case, text, _skips_without_scale(case)[:2], 0.8)
+                found = self._found(case, text, _skips_without_scale(case)[:2], 0.8)
+                known = context.precision(case) is not None
+                yield found if known else replace(found, confidence=0.5, caveat=_PERHAPS_STATIC)
 
     def _found(self, case: Case, cause: str, proof: tuple[Evidence, ...], confidence: float) -> Finding:
         role: Role = "consequence" if _explained(case) else "root"
         proof = (*proof, *remedies.first_bad_evidence(case))
         return self.finding(cause=cause, evidence=proof, confidence=confidence, role=role, fixes=remedies.fixes(case))
+
+
+_PERHAPS_STATIC = (
+    "The precision is not in this record: under fp16 with a static loss scale the same line stands for an overflow."
+)
 
 
 class LossZeroIsNan(Diagnosis):

@@ -16,7 +16,10 @@ _LIBRARIES = (
     r"(?:torch|deepspeed|transformers|accelerate|peft|trl|numpy|pydantic|huggingface_hub|lightning|apex|triton)"
 )
 _REMOVED = (
-    Form(types=("ImportError",), message=rf"cannot import name '(?P<what>\w+)' from '(?P<where>{_LIBRARIES}[\w.]*)'"),
+    Form(
+        types=("ImportError", "RuntimeError"),
+        message=rf"cannot import name '(?P<what>\w+)' from '(?P<where>{_LIBRARIES}[\w.]*)'",
+    ),
     Form(types=("ModuleNotFoundError",), message=rf"No module named '(?P<what>(?P<where>{_LIBRARIES})\.[\w.]+)'"),
     Form(types=("AttributeError",), message=rf"module '(?P<where>{_LIBRARIES}[\w.]*)' has no .*'(?P<what>\w+)'"),
     Form(types=("AttributeError",), message=r"`(?P<what>np\.\w+)` was (?:removed|a deprecated).*?(?P<where>NumPy)"),

@@ -3,6 +3,7 @@
 import pytest
 
 from dsdoctor.case import Case
+from dsdoctor.loss_scale import LossScaleHistory, SkipCount
 from tests.diagnoses.examples import found
 from tests.diagnoses.making import event, failed, fall, log, log_failure, process_exit, run, scales
 
@@ -120,3 +121,19 @@ def test_the_exception_at_the_minimum_is_not_told_twice():
 def test_a_plain_leg_with_a_scaler_of_its_own_is_no_fault_of_the_job():
     case = Case(runs=(run(precision="fp16"), run(leg="without-deepspeed", precision="fp16", history=COLLAPSE)))
     assert not found(case, "loss-scale/collapse")
+
+
+def test_a_counter_without_a_precision_leaves_a_doubt():
+    counts = tuple(SkipCount(step=step, skipped=step // 8) for step in range(10, 410, 10))
+    history = LossScaleHistory(source="train.log", attempts=(), counts=counts)
+    (unknown,) = found(log(loss_scale=history), "loss-scale/thrash")
+    (known,) = found(log(loss_scale=history, config={"fp16": {"enabled": True}}), "loss-scale/thrash")
+    assert unknown.confidence <= 0.5 < known.confidence
+    assert "bf16" in unknown.caveat
+
+
+def test_a_record_that_ends_in_a_fall_may_become_a_collapse():
+    late = [(400 + k, 2.0 ** (14 - k), 2.0 ** (13 - k)) for k in range(9)]
+    (open_end,) = found(read(scales(*late, steps_seen=409, ended=False)), "loss-scale/thrash")
+    assert open_end.confidence <= 0.5
+    assert "collapse" in open_end.caveat

@@ -159,3 +159,9 @@ def test_what_was_asked_of_the_host_is_told():
     (unpinned,) = found(failed("RuntimeError", NOT_PINNED, USER, INITIALIZE, PIN), "memory/host-oom-kill")
     assert "16.0 GiB" in refused.cause
     assert "pin_memory" in unpinned.fixes[0].text
+
+
+def test_without_a_traceback_set_up_is_an_assumption():
+    (finding,) = found(log_failure("torch.OutOfMemoryError", OOM), "memory/gpu-oom-init")
+    assert finding.confidence <= 0.5
+    assert finding.caveat is not None

@@ -198,3 +198,11 @@ def test_without_zero_the_gradients_can_be_divided_first():
     (whole,) = found(Case(runs=(job, case.runs[1])), "numerics/reduction-overflow")
     assert [fix.patch for fix in sharded.fixes] == [{"communication_data_type": "fp32"}]
     assert whole.fixes[1].patch == {"prescale_gradients": True}
+
+
+def test_skips_without_a_known_precision_leave_a_doubt():
+    skips = scales((7, 1.0, 1.0), steps_seen=20, dynamic=False, precision="bf16")
+    (known,) = found(log(loss_scale=skips, **BF16), "numerics/nan-loss")
+    (unknown,) = found(log(loss_scale=skips), "numerics/nan-loss")
+    assert unknown.confidence <= 0.5 < known.confidence
+    assert "static" in unknown.caveat

@@ -54,6 +54,7 @@ POSITIVE = {
     "build/compiler": [
         failed("RuntimeError", BUILD, USER),
         log_failure("RuntimeError", "Ninja is required to load C++ extensions", USER),
+        log_failure("subprocess.CalledProcessError", "Command '['ninja', '-v']' returned non-zero", USER),
         log_failure("subprocess.CalledProcessError", "Command '['which', 'c++']' returned non-zero", USER),
     ],
     "build/op-attribute": [log(event("op-attribute"))],
@@ -70,6 +71,8 @@ POSITIVE = {
     ],
     "version/incompatible": [
         failed("ImportError", "cannot import name 'log' from 'torch.distributed.elastic.agent'", USER, IMPORTED),
+        failed("RuntimeError", "Failed to import trl because of the following error (look up to see its traceback):\n"
+               "cannot import name 'log' from 'torch.distributed.elastic.agent'", USER, LIBRARY),
         failed("AttributeError", "module 'numpy' has no attribute 'float_'", USER, LIBRARY),
         failed("AttributeError", "`np.float_` was removed in the NumPy 2.0 release. Use `np.float64`.", USER, LIBRARY),
         failed("ImportError", "deepspeed>=0.9.3 is required for a normal functioning of this module", USER, LIBRARY),
