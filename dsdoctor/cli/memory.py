@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, count, duration, numbered_folder, positive, readable
 
 if TYPE_CHECKING:
-    from dsdoctor.finding import Finding
     from dsdoctor.machine.facts import MachineFacts
-    from dsdoctor.memory.facts import MemoryFacts
+    from dsdoctor.memory.analysis import MemoryAnalysis
+    from dsdoctor.memory.estimate import Use
     from dsdoctor.memory.inventory import Inventory
 
 
@@ -73,8 +72,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dsdoctor.case import Case
-    from dsdoctor.diagnoses import diagnose
+    from dsdoctor.memory.analysis import RANKS_ON_A_CPU, analyze
+    from dsdoctor.memory.divides import DoesNotDivide
 
     config = _config(arguments.config)
     machine = _machine(arguments, config)
@@ -82,11 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         model, config = _captured(arguments, config)
     else:
         model = _model(arguments)
-    facts = _estimated(arguments, config, model, machine)
-    findings = diagnose(Case(memory=facts)).findings
-    code = 1 if any(finding.severity == "error" for finding in findings) else 0
-    _show(arguments, facts, findings, machine, code)
-    return code
+    each = arguments.nproc or len(machine.devices) or RANKS_ON_A_CPU
+    try:
+        analysis = analyze(config, model, machine, ranks_per_host=each, nodes=arguments.nodes, use=_use(arguments))
+    except DoesNotDivide as error:
+        raise CannotWork(str(error)) from None
+    _show(arguments, analysis)
+    return analysis.exit_code
 
 
 def _config(path: str) -> dict[str, Any]:
@@ -101,61 +102,21 @@ def _config(path: str) -> dict[str, Any]:
 
 
 def _machine(arguments: argparse.Namespace, config: dict[str, Any]) -> MachineFacts:
-    """This machine without asking torch, or the one that the options describe. Raises CannotWork."""
-    from dsdoctor.machine import described, host, nvidia, nvme
-    from dsdoctor.machine.collect import gather
+    """This machine, or the one that the options describe: of this one then only the disks count. Raises CannotWork."""
+    from dsdoctor.machine import described, quick
+    from dsdoctor.machine.facts import MachineFacts
 
-    probes: list[Any] = [("disks", lambda: _disks(arguments.save_dir))]
-    if arguments.gpu is None:
-        probes += [
-            ("memory", host.memory),
-            ("control group", host.control_group),
-            ("/dev/shm", host.shared_memory),
-            ("limits", host.limits),
-            ("nvme_path", lambda: nvme.folders(config)),
-            ("nvidia-smi", nvidia.gpus),
-        ]
-    here = gather(probes)
-    release = arguments.deepspeed_version or _installed()
+    here = quick.here(config, save_dir=arguments.save_dir)
     try:
-        return _with_versions(
-            described.described(
-                here,
-                devices=described.gpus(arguments.gpu) if arguments.gpu else here.driver_devices or None,
-                host=described.size(arguments.host) if arguments.host else None,
-                nvme=described.size(arguments.nvme) if arguments.nvme else None,
-            ),
-            release,
+        machine = described.described(
+            here if arguments.gpu is None else MachineFacts(disks=here.disks),
+            devices=described.gpus(arguments.gpu) if arguments.gpu else None,
+            host=described.size(arguments.host) if arguments.host else None,
+            nvme=described.size(arguments.nvme) if arguments.nvme else None,
         )
     except described.NotUnderstood as error:
         raise CannotWork(str(error)) from None
-
-
-def _with_versions(machine: MachineFacts, release: str) -> MachineFacts:
-    from dataclasses import replace
-
-    return replace(machine, versions={**machine.versions, **({"deepspeed": release} if release else {})})
-
-
-def _disks(save_dir: str | None) -> dict[str, Any]:
-    """Free space where checkpoints go; a folder that is not there yet will lie on its nearest parent's disk."""
-    import shutil
-
-    from dsdoctor.machine.facts import Disk
-
-    if save_dir is None:
-        return {}
-    absolute = Path(save_dir).absolute()
-    existing = next(parent for parent in (absolute, *absolute.parents) if parent.exists())
-    usage = shutil.disk_usage(existing)
-    return {"disks": (Disk(path=save_dir, free_bytes=usage.free, total_bytes=usage.total),)}
-
-
-def _installed() -> str:
-    try:
-        return metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return ""
+    return quick.with_release(machine, arguments.deepspeed_version)
 
 
 def _model(arguments: argparse.Namespace) -> Inventory:
@@ -200,59 +161,38 @@ def _captured(arguments: argparse.Namespace, config: dict[str, Any]) -> tuple[In
     return of_facts(probe.model), {**config, **probe.facts.config}
 
 
-def _estimated(
-    arguments: argparse.Namespace, config: dict[str, Any], model: Inventory, machine: MachineFacts
-) -> MemoryFacts:
-    from dsdoctor.memory.divides import DoesNotDivide, check
-    from dsdoctor.memory.estimate import Use, estimate
+def _use(arguments: argparse.Namespace) -> Use:
+    from dsdoctor.memory.estimate import Use
 
-    each = arguments.nproc or len(machine.devices) or 2
-    try:
-        check(config, each * arguments.nodes)
-    except DoesNotDivide as error:
-        raise CannotWork(str(error)) from None
-    return estimate(
-        config,
-        model,
-        machine,
-        nproc_per_node=each,
-        nodes=arguments.nodes,
-        device="cuda" if machine.devices else "cpu",
-        use=Use(
-            micro_batch=arguments.micro_batch,
-            sequence=arguments.seq,
-            attention=arguments.attention,
-            checkpointing=arguments.checkpointing,
-            zero_init=arguments.zero_init,
-            save_dir=arguments.save_dir,
-            kept=arguments.keep,
-        ),
+    return Use(
+        micro_batch=arguments.micro_batch,
+        sequence=arguments.seq,
+        attention=arguments.attention,
+        checkpointing=arguments.checkpointing,
+        zero_init=arguments.zero_init,
+        save_dir=arguments.save_dir,
+        kept=arguments.keep,
     )
 
 
-def _show(
-    arguments: argparse.Namespace,
-    facts: MemoryFacts,
-    findings: tuple[Finding, ...],
-    machine: MachineFacts,
-    code: int,
-) -> None:
-    from dsdoctor.report import memory
+def _show(arguments: argparse.Namespace, analysis: MemoryAnalysis) -> None:
+    from dsdoctor.report import memory, plots
 
     if arguments.html:
-        _write_page(arguments.html, facts, findings)
+        _write_page(arguments.html, analysis)
     if arguments.json:
-        from dsdoctor.report.document import document, dumps
+        from dsdoctor.report.document import dumps
 
-        extra = {**facts.to_dict(), "understood": _understood(arguments)}
-        print(dumps(document("memory", exit_code=code, findings=findings, environment=machine.to_dict(), extra=extra)))
+        print(dumps({**analysis.to_dict(), "understood": _understood(arguments)}))
         return
     from dsdoctor.report.terminal import Terminal
 
     terminal = Terminal(sys.stdout)
-    for line in memory.lines(facts, _understood(arguments)):
+    for line in memory.lines(analysis.memory, _understood(arguments), blocks=plots.drawable(sys.stdout.encoding)):
         terminal.line(line.text, style=line.style)
-    terminal.findings(findings)
+    terminal.findings(analysis.findings)
+    for broken in analysis.broken:
+        terminal.line(f"a rule of dsdoctor itself failed, please report it: {broken}", style="red")
 
 
 def _understood(arguments: argparse.Namespace) -> dict[str, str]:
@@ -270,12 +210,12 @@ def _understood(arguments: argparse.Namespace) -> dict[str, str]:
     return said
 
 
-def _write_page(path: str, facts: MemoryFacts, findings: tuple[Finding, ...]) -> None:
+def _write_page(path: str, analysis: MemoryAnalysis) -> None:
     from dsdoctor.report import html
     from dsdoctor.report.memory_page import sections
 
     try:
-        html.write(Path(path), html.page("dsdoctor memory", findings, sections=sections(facts)))
+        html.write(Path(path), html.page("dsdoctor memory", analysis.findings, sections=sections(analysis.memory)))
     except html.NotOurs as refused:
         raise CannotWork(str(refused)) from None
     except OSError as error:

@@ -33,7 +33,7 @@ def advise(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload, 
         sequence=sequence,
         row_micro_batch=row_micro,
         ranks=None if fits else _ranks(setup, config, room, work),
-        loading=tuple(_loading(setup, room)),
+        loading=(*(_sharded_build(setup, config, room, work) if not fits else ()), *_loading(setup, room)),
     )
 
 
@@ -83,10 +83,24 @@ def _ranks(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload) 
     return None
 
 
+def _sharded_build(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload) -> Iterator[str]:
+    """Whether only the whole model, moved to each GPU before it is cut, is too large."""
+    if setup.zero_init:
+        return
+    fitting = [one for one in rows(replace(setup, zero_init=True), config, room, work) if one.fits]
+    if fitting:
+        best = min(fitting, key=lambda one: one.cost_rank)
+        where = " and ".join(
+            dict.fromkeys(one for one in (best.offload_optimizer, best.offload_param) if one != "none")
+        )
+        offload = f" with offload to {where}" if where else ""
+        yield f"built under deepspeed.zero.Init, no rank holds the whole model, and stage 3{offload} fits"
+
+
 def _loading(setup: Setup, room: Room) -> Iterator[str]:
     """How to need less before the first step."""
     whole = setup.ranks_per_host * setup.model.loaded
-    if setup.zero_init or room.host is None or whole < _LOADING_SHARE * room.host:
+    if setup.built_in_shards or room.host is None or whole < _LOADING_SHARE * room.host:
         return
     if setup.stage == 3:
         yield "build the model under deepspeed.zero.Init (Transformers does so where the ds_config is known beforehand)"

@@ -101,6 +101,7 @@ def _gpt2(config: Mapping[str, Any], kind: str) -> Shape:
         head=hidden // heads,
         positions=positions + (2 if kind == "opt" else 0),
         tied=_tied(config, config, default=kind != "gpt_neox"),
+        packed=kind in ("gpt2", "gpt_neox"),
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,

@@ -26,7 +26,7 @@ def host_moments(setup: Setup) -> tuple[Moment, ...]:
 def _loading(setup: Setup) -> Holding:
     """Every rank builds the whole model in the dtype of its files, except under zero.Init, which keeps one module."""
     whole = setup.model.loaded
-    if setup.zero_init:
+    if setup.built_in_shards:
         whole = round(whole * (1 / setup.ranks + setup.model.largest_module / max(1, setup.model.all)))
     return Holding(weights=setup.ranks_per_host * whole, overhead=_processes(setup))
 
@@ -48,7 +48,7 @@ def _holding(setup: Setup, moment: str) -> Holding:
     overhead = _processes(setup)
     if moment == moments.PARTITION:
         whole = setup.ranks_per_host * setup.weight * setup.model.all if setup.device == "cuda" else 0
-        return Holding(weights=0 if setup.zero_init else whole, overhead=overhead)
+        return Holding(weights=0 if setup.built_in_shards else whole, overhead=overhead)
     states_there = moment not in (moments.INITIALIZE, moments.FIRST_BACKWARD)
     return held(setup, with_states=states_there).plus(buffers=_passing(setup, moment))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsdoctor.memory import hf_config
 from dsdoctor.memory.inventory import DTYPE_BYTES, Inventory
 from dsdoctor.memory.parameter import Parameter
+from dsdoctor.memory.shape import Shape
 
 
 def of_module(module: Any) -> Inventory:
@@ -28,8 +30,21 @@ def of_module(module: Any) -> Inventory:
         name=type(module).__name__,
         source="the live model",
         tied=_tied(module),
+        shape=_shape(module),
         expert_parallel=max((int(getattr(one, "ep_size", 1) or 1) for one in module.modules()), default=1),
     )
+
+
+def _shape(module: Any) -> Shape | None:
+    """Of a Transformers model whose type the arithmetic knows."""
+    config: Any = getattr(module, "config", None)
+    described = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(described, dict) or not hf_config.known(described):
+        return None
+    try:
+        return hf_config.shape_of(described)
+    except hf_config.NoShape:
+        return None
 
 
 def _tied(module: Any) -> int:

@@ -80,7 +80,7 @@ def _partition(setup: Setup) -> Holding:
     if setup.stage < 3:
         return Holding(weights=whole, buffers=setup.weight * setup.model.trainable, overhead=overhead)
     shard = setup.weight * setup.weight_shard
-    return Holding(weights=shard if setup.zero_init else max(whole, shard), overhead=overhead)
+    return Holding(weights=shard if setup.built_in_shards else max(whole, shard), overhead=overhead)
 
 
 def _initialize(setup: Setup) -> Holding:

@@ -67,6 +67,7 @@ class Setup:
     param_buffer: int
     max_in_cpu: int
     zero_init: bool
+    """The script builds the model under zero.Init where the stage lets it."""
     gather_on_save: bool
     untouched: bool
     """Count the pages of a buffer that nobody writes: a GPU has to provide them, a CPU does not."""
@@ -81,6 +82,11 @@ class Setup:
         if self.stage == 0:
             return 4 if self.low_precision else 0
         return 2 if self.low_master and self.low_precision else 4
+
+    @property
+    def built_in_shards(self) -> bool:
+        """No rank ever holds the whole model."""
+        return self.zero_init and self.stage == 3
 
     @property
     def full_accumulation(self) -> bool:
@@ -175,7 +181,7 @@ def setup_of(
         buffer_count_param=number("offload_param.buffer_count", 5),
         param_buffer=number("offload_param.buffer_size", 100_000_000),
         max_in_cpu=_count(effective.get(f"{_ZERO}.offload_param.max_in_cpu"), 1_000_000_000, least=0),
-        zero_init=zero_init and stage == 3,
+        zero_init=zero_init,
         untouched=device == "cuda" if untouched is None else untouched,
         gather_on_save=effective.get(f"{_ZERO}.stage3_gather_16bit_weights_on_model_save") is True,
     )

@@ -31,6 +31,8 @@ class Shape:
     head: int
     positions: int = 0
     tied: bool = False
+    packed: bool = False
+    """Queries, keys and values come out of one matrix."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -89,7 +91,8 @@ def _layer(shape: Shape, index: int) -> Iterator[_Sized]:
 
 def _attention(shape: Shape, name: str) -> Iterator[_Sized]:
     inner, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-    for part, size in (("q", inner), ("k", keys), ("v", keys)):
+    parts = (("qkv", inner + 2 * keys),) if shape.packed else (("q", inner), ("k", keys), ("v", keys))
+    for part, size in parts:
         yield f"{name}.{part}.weight", shape.hidden * size, False
         yield f"{name}.{part}.bias", size if shape.qkv_bias else 0, False
     if shape.qk_norm:

@@ -19,7 +19,7 @@ from dsdoctor.memory.parameter import Parameter
 from dsdoctor.memory.shape import Shape, parameters
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class ModelUnknown(Exception):
@@ -38,7 +38,7 @@ def _located(model: str) -> Path:
     path = Path(model).expanduser()
     if path.exists():
         return path
-    if not _ID.fullmatch(model) or model.count("/") > 1 or model.endswith((".json", ".safetensors")):
+    if not _ID.fullmatch(model) or model.endswith((".json", ".safetensors")):
         raise ModelUnknown(f"no such file or folder: {model}")
     snapshot = _cached(model)
     if snapshot is None:

@@ -149,4 +149,4 @@ def _advice(facts: MemoryFacts) -> Iterator[Line]:
         told = "no micro-batch fits" if advice.micro_batch == 0 else f"largest micro-batch: {advice.micro_batch}"
         yield Line(f"with the config as given: {told}, longest sequence: {advice.sequence or 'none'}")
     for hint in advice.loading:
-        yield Line(f"less host memory while loading: {hint}")
+        yield Line(f"loading: {hint}")

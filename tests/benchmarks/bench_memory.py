@@ -290,7 +290,8 @@ def summary(found: Sequence[Compared]) -> str:
     """Median and worst error, and the worst that was predicted too low."""
     errors = [abs(one.error) for one in found]
     low = min(one.error for one in found)
-    return f"{len(found)} comparisons: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}, lowest {low:+.1%}"
+    middle = statistics.median(errors)
+    return f"{len(found)} comparisons: median error {middle:.1%}, worst {max(errors):.1%}, lowest {low:+.1%}"
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ def _run(case: dict[str, Any], phases: list[str], live: dict[str, dict[str, int]
         return record_function(f"phase:{name}")
 
     torch.manual_seed(0)
-    before = _storages()
+    gc.collect()
+    gc.freeze()  # what is there already need not be looked through again and again
     with phase("construction"):
         model = memory_models.build(case["model"])
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -107,10 +108,10 @@ def _run(case: dict[str, Any], phases: list[str], live: dict[str, dict[str, int]
                 engine.backward(loss)
                 del output, loss
             if micro == accumulate - 1:
-                live["backward"] = _live(engine, before)
+                live["backward"] = _live(engine)
             with phase(f"step {step} micro {micro} step"):
                 engine.step()
-        live["step"] = _live(engine, before)
+        live["step"] = _live(engine)
     engine.destroy()
     del engine, model, parameters
     gc.collect()
@@ -146,18 +147,12 @@ def _events(recorded: Any) -> Any:
         queue.extend(event.children)
 
 
-def _storages() -> set[int]:
-    """Addresses of all storages that Python holds a tensor of."""
-    tensors = (o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter))
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
-def _live(engine: Any, before: set[int]) -> dict[str, int]:
+def _live(engine: Any) -> dict[str, int]:
     """Bytes of the engine's tensors by category, each storage once, found where DeepSpeed keeps them.
 
-    `before` are the storages of earlier cases, which DeepSpeed does not always let go.
+    `other` are those that only the garbage collector knows of.
     """
-    seen = set(before)
+    seen: set[int] = set()
     found = {}
     for category, tensors in (
         ("weights", _weights(engine)),

@@ -6,7 +6,7 @@ import pytest
 
 from dsdoctor.dsconfig import patch
 from dsdoctor.machine.facts import Device, MachineFacts
-from dsdoctor.memory.estimate import estimate
+from dsdoctor.memory.estimate import Use, estimate
 from dsdoctor.memory.ladder import LADDER, WITH_NVME
 from dsdoctor.runs.facts import ModelFacts
 
@@ -186,3 +186,15 @@ def test_json():
         document["needs"][0]["per_gpu"]
     )
     assert "init_peak" in document["needs"][0]["per_host"]
+
+
+def test_zero_init_is_advised_where_only_the_whole_model_is_too_large():
+    """14 GB of 16-bit weights on GPUs of 12 GiB: every row moves them there first, unless they are built in shards."""
+    few = machine(gpu=12, host=2048)
+    told = estimate(config(3), SEVEN_B, few, nproc_per_node=8, device="cuda")
+    assert told.recommended is None
+    assert "zero.Init" in told.advice.loading[0]
+    built = estimate(config(3), SEVEN_B, few, nproc_per_node=8, device="cuda", use=Use(zero_init=True))
+    assert built.recommended is not None
+    from_stage_2 = estimate(config(2), SEVEN_B, few, nproc_per_node=8, device="cuda", use=Use(zero_init=True))
+    assert from_stage_2.needs[from_stage_2.recommended].stage == 3
