@@ -80,7 +80,16 @@ def summary(run: Run) -> dict[str, Any]:
         "notes": list(run.notes),
         "written_in_working_directory": list(run.written),
         "ranks": [_rank(run, index) for index in range(len(run.ranks))],
+        **_host_memory(run),
     }
+
+
+def _host_memory(run: Run) -> dict[str, Any]:
+    """The curve of the host's memory, where it may have been the reason of the end."""
+    if run.outcome not in ("killed", "out-of-memory"):
+        return {}
+    curve = [[round(s.seconds, 2), s.ranks_bytes, s.available_bytes] for s in run.memory]
+    return {"host_memory": curve, "host_memory_columns": ["seconds", "ranks_bytes", "available_bytes"]}
 
 
 def _rank(run: Run, index: int) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.leftovers import marked_pids
+from dsdoctor.stages.legs import summary
 from tests.runs.child_run import REPOSITORY, write_script
 from tests.runs.memory_group import memory_group
 
@@ -94,6 +96,9 @@ def test_run_is_stopped_before_the_kernel_has_to_kill(tmp_path: Path) -> None:
     findings = diagnose(Case(runs=(run,))).findings
     assert [finding.id for finding in findings] == ["memory/host-oom-kill"]
     assert "host memory left: " in findings[0].evidence[0].text
+    assert decide(Case(runs=(run,)), findings).blame == "environment"
+    last = run.memory[-1]
+    assert summary(run)["host_memory"][-1] == [round(last.seconds, 2), last.ranks_bytes, last.available_bytes]
 
 
 def test_kill_by_the_kernel_is_proved_by_its_counter(tmp_path: Path) -> None:
