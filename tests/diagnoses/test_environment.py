@@ -53,6 +53,7 @@ POSITIVE: dict[str, list[Case]] = {
     "environment/no-device": [
         failed("RuntimeError", "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
         failed("AssertionError", "Torch not compiled with CUDA enabled"),
+        failed("MisconfigurationException", "No supported gpu backend found!"),
         failed("RuntimeError", "CUDA error: no CUDA-capable device is detected"),
         failed("RuntimeError", "The NVIDIA driver on your system is too old (found version 11040)."),
         failed("RuntimeError", "Distributed package doesn't have NCCL built in"),
