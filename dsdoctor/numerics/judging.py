@@ -122,10 +122,11 @@ class Judge:
         sentinel = self.watches.sentinel
         if sentinel is None:
             return
+        readings = sentinel.finish_reading()
         silent = sentinel.silence()
         if silent is not None:
             self._host.warn(silent)
-        for story in stories(sentinel.finish_reading(), self._host.clock.step):
+        for story in stories(readings, self._host.clock.step):
             if self._host.first_bad is not None:
                 return
             self._judge_story(story, searching=searching)

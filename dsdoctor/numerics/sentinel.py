@@ -17,6 +17,7 @@ from dsdoctor.finding import Phase
 from dsdoctor.numerics import trees
 from dsdoctor.numerics.batches import Batches
 from dsdoctor.numerics.clock import Clock
+from dsdoctor.numerics.compiled import Cells
 from dsdoctor.numerics.engines import takes_hooks
 from dsdoctor.numerics.forward import loss_labels
 from dsdoctor.numerics.gradients import Activation, GradientWatch, Weight
@@ -53,7 +54,8 @@ class Sentinel:
         self._notes: list[tuple[Note, Place]] = []
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Place | None]] = {}
         self._gradients = GradientWatch(self._gradient, host.problem) if backward else None
-        self._handles = self._register(root)
+        self._cells = Cells(self._points)
+        self._handles = [*self._register(root), *self._cells.handles]
 
     def _register(self, root: nn.Module) -> list[Any]:
         problem = self._host.problem
@@ -176,23 +178,37 @@ class Sentinel:
 
     # ------------------------------------------------------------------ reading
 
-    def silence(self) -> str | None:
-        """What to tell the user if blocks that should have reported did not."""
-        backward = any(note.phase == "backward" for note, _ in self._notes)
-        return self._heartbeat.silence(backward=backward)
-
     def start_reading(self) -> None:
         """All rows of this step are written: start to copy them."""
         self._rings.start_reading()
 
     def finish_reading(self) -> list[Reading]:
-        """What was recorded since the last reading, in the order of time."""
+        """What was recorded since the last reading: in the order of time, then what compiled code left."""
         self._rings.finish_reading()
         self._seen.clear()
         notes = enumerate(self._notes)
         readings = [Reading(note, order, *rows.read[index]) for order, (note, (rows, index)) in notes]
         self._notes.clear()
-        return readings
+        return [*readings, *self._from_compiled_code(readings)]
+
+    def _from_compiled_code(self, readings: list[Reading]) -> list[Reading]:
+        """Which batch of the step it was is not known: it is told of the first."""
+        if any(reading.note.phase == "backward" for reading in readings):
+            self._heartbeat.backward_ended()
+        if not self._heartbeat.misses:
+            return []
+        first = readings[0].note if readings else None
+        batch, micro_step = (first.batch, first.micro_step) if first is not None else self._now()
+        found: list[Reading] = []
+        for name, low, high in self._cells.read():
+            self._heartbeat.heard_late(name)
+            note = Note("forward", name, "output", torch.float32, batch, micro_step)
+            found.append(Reading(note, len(readings) + len(found), low, high))
+        return found
+
+    def silence(self) -> str | None:
+        """What to tell the user if blocks that should have reported by the last reading did not."""
+        return self._heartbeat.silence()
 
 
 class Heartbeat:
@@ -206,26 +222,42 @@ class Heartbeat:
         self._points = len(points)
         self._compiled = any(_is_compiled(module) for _, module in points)
         self._now: set[str] = set()
+        self._late: set[str] = set()
         self._most = 0
         self._fewest: int | None = None
 
+    @property
+    def misses(self) -> bool:
+        """Whether a forward since the last call of `silence` was not heard of by all blocks."""
+        return self._fewest is not None and self._fewest < self._points
+
     def heard(self, name: str) -> None:
+        """The block's hook ran."""
         self._now.add(name)
+
+    def heard_late(self, name: str) -> None:
+        """The block's compiled code left something."""
+        self._late.add(name)
 
     def root_ended(self) -> None:
         """The root's forward ended: whoever has not reported by now was not asked."""
         count = len(self._now)
-        self._most = max(self._most, count)
         self._fewest = count if self._fewest is None else min(self._fewest, count)
+        self._most = max(self._most, count)
         self._now.clear()
 
-    def silence(self, *, backward: bool) -> str | None:
-        """The warning, once something is amiss. `backward` says that gradients were seen since the last call."""
-        if backward and self._fewest is None:
+    def backward_ended(self) -> None:
+        """Gradients came: there was a forward, even if the root's own hooks were silent too."""
+        if self._fewest is None:
             self.root_ended()
+
+    def silence(self) -> str | None:
+        """The warning, where there is one."""
         expected = self._most or self._points
-        fewest, self._fewest = self._fewest, None
-        if fewest is None or not self._points or 2 * fewest >= expected:
+        fewest, late = self._fewest, len(self._late)
+        self._fewest = None
+        self._late.clear()
+        if fewest is None or not self._points or 2 * (fewest + late) >= expected:
             return None
         why = (
             "its compiled code runs without the hooks" if self._compiled else "torch.compile reuses code without hooks"

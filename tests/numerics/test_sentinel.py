@@ -305,6 +305,23 @@ def test_compiled_code_that_runs_without_the_hooks_is_noticed() -> None:
     assert "skip_nnmodule_hook_guards" in detector.warnings[0]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_code_reports_where_the_hooks_came_first(backend: str) -> None:
+    """In one graph, without a break: `fullgraph` would raise."""
+    torch._dynamo.reset()
+    net = Stack(Block(), Block(nn.Sequential(nn.Tanh(), Log())), Block())
+    for layer in (net.embed, net.layers[0].up, net.layers[1].up):  # type: ignore[union-attr]
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type, union-attr]
+    engine, hits = TinyEngine(net, lr=0.0), []
+    with attach(engine, mode="sentinel", on_first_bad=lambda found, *_: hits.append(found)) as detector:
+        compiled = torch.compile(net, backend=backend, fullgraph=True)
+        for index, batch in enumerate(batches(4)):
+            engine.backward(compiled(batch * (index < 2)).pow(2).mean())
+            engine.step()
+    assert [(h.step, h.phase, h.module, h.kind) for h in hits] == [(2, "forward", "layers.1", "inf")]
+    assert (detector.problems, detector.warnings) == ([], [])
+
+
 def test_a_plain_module_with_an_optimizer_has_its_steps() -> None:
     net = Stack(Block(), Block(Fails(5)))
     optimizer = torch.optim.AdamW(net.parameters())
