@@ -17,7 +17,7 @@ _PARTS = {
     "free": (rf"of which {_AMOUNT} is free", rf"{_AMOUNT} free"),
     "in_use": (rf"this process has {_AMOUNT} memory in use",),
     "allocated": (rf"{_AMOUNT} is allocated by PyTorch", rf"{_AMOUNT} already allocated"),
-    "unused": (rf"{_AMOUNT} is reserved by PyTorch but unallocated",),
+    "unused": (rf"{_AMOUNT} is reserved by PyTorch but unallocated", rf"{_AMOUNT} cached\)"),
     "reserved": (rf"{_AMOUNT} reserved in total by PyTorch",),
 }
 _OTHERS = 0.05

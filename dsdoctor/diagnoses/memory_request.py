@@ -19,7 +19,8 @@ ABSURD_BYTES = 2**48
 _OVERFLOWED = r"Storage size calculation overflowed with sizes="
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _ASKED = re.compile(
-    r"(?:[Tt]ried to allocate|[Uu]nable to allocate|failed to allocate) (?P<size>[\d.]+) ?(?P<prefix>[KMGTPE]?)i?[Bb]"
+    r"(?:[Tt]ried to allocate|[Uu]nable to allocate|failed to allocate) (?:more than )?"
+    r"(?P<size>[\d.]+) ?(?P<prefix>[KMGTPE]?)i?[Bb]"
 )
 
 

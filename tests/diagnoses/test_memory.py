@@ -74,6 +74,7 @@ POSITIVE = {
     "memory/bogus-allocation": [
         failed("RuntimeError", BOGUS.format(4611685606110536704), USER),
         failed("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 1.00 EiB.", USER, BACKWARD),
+        failed("RuntimeError", "CUDA out of memory. Tried to allocate more than 1EB memory.", USER, BACKWARD),
     ],
     "memory/host-oom-kill": [
         killed(oom_kills=1),

@@ -78,3 +78,12 @@ def test_a_sum_that_is_too_large_makes_a_kill_likelier_to_be_for_memory():
 @pytest.mark.parametrize("missing", [PARTS, USED, OFFLOADED])
 def test_no_sum_without_all_of_its_figures(missing):
     assert host_sum(LogFacts(events=tuple(e for e in (PARTS, USED, OFFLOADED) if e is not missing))) is None
+
+
+def test_the_oldest_messages_call_it_cached():
+    """torch up to 1.4 wrote cached - allocated there."""
+    read = device_memory(
+        "CUDA out of memory. Tried to allocate 8.50 GiB (GPU 0; 32.00 GiB total capacity; 25.00 GiB already allocated; "
+        "5.00 GiB free; 14.00 MiB cached)"
+    )
+    assert (read.free, read.unused, read.fragmented) == (5 * GIB, 14 * 2**20, False)
