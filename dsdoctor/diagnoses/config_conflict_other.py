@@ -7,6 +7,11 @@ from dsdoctor.dsconfig import batch
 from dsdoctor.dsconfig.effective import Effective
 
 _ZERO = "zero_optimization"
+_CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
+_DYNAMIC = "data_efficiency.data_sampling.dynamic_batching"
+_SCHEDULES = ("fixed_linear", "fixed_root", "fixed_discrete", "custom")
+_COMPRESSIONS = ("weight_quantization", "activation_quantization", "row_pruning", "head_pruning", "channel_pruning")
+"""Sections of compression_training that name the layers they are for (sparse_pruning may do without)."""
 
 
 def _prescaled(config: Effective) -> bool:
@@ -66,6 +71,34 @@ def _dropped_layers(config: Effective) -> bool:
     on = config.get(f"{dropping}.enabled") is True
     named, count = config.get(f"{dropping}.random_ltd_layer_id"), config.get(f"{dropping}.random_ltd_layer_num")
     return on and isinstance(named, list) and isinstance(count, int) and len(named) != count
+
+
+def _switched_on(config: Effective, section: str) -> bool:
+    return config.get(f"{section}.enabled") is True
+
+
+def _no_metrics(config: Effective) -> bool:
+    return _switched_on(config, _CURRICULUM) and not isinstance(config.get(f"{_CURRICULUM}.curriculum_metrics"), dict)
+
+
+def _unknown_schedule(config: Effective) -> bool:
+    metrics = config.get(f"{_CURRICULUM}.curriculum_metrics")
+    if not _switched_on(config, _CURRICULUM) or not isinstance(metrics, dict):
+        return False
+    schedules = [metric.get("schedule_type") for metric in metrics.values() if isinstance(metric, dict)]
+    return any(schedule not in _SCHEDULES for schedule in schedules)
+
+
+def _no_token_limit(config: Effective) -> bool:
+    return _switched_on(config, _DYNAMIC) and config.get(f"{_DYNAMIC}.max_tokens") is None
+
+
+def _nothing_to_compress(config: Effective) -> bool:
+    sections = (f"compression_training.{name}" for name in _COMPRESSIONS)
+    return any(
+        _switched_on(config, f"{section}.shared_parameters") and not config.given(f"{section}.different_groups")
+        for section in sections
+    )
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -146,5 +179,36 @@ CONFLICTS: tuple[Conflict, ...] = (
         cause="random_ltd_layer_num is not the number of layers in random_ltd_layer_id",
         fix="write the number of layers that random_ltd_layer_id names",
         message="random_ltd_layer_num .* must be",
+    ),
+    Conflict(
+        keys=(f"{_CURRICULUM}.enabled",),
+        holds=_no_metrics,
+        cause="curriculum learning is switched on without curriculum_metrics",
+        fix="give the metrics, or switch it off",
+        patch={"data_efficiency": {"data_sampling": {"curriculum_learning": {"enabled": False}}}},
+        message="Curriculum learning is enabled, curriculum_metrics must be specified",
+    ),
+    Conflict(
+        keys=(f"{_CURRICULUM}.curriculum_metrics",),
+        holds=_unknown_schedule,
+        cause=f"a metric of the curriculum has a schedule_type that is none of {', '.join(_SCHEDULES)}",
+        fix="write one of them",
+        message="Unsupported curriculum schedule type",
+    ),
+    Conflict(
+        keys=(f"{_DYNAMIC}.enabled",),
+        holds=_no_token_limit,
+        cause="dynamic batching is switched on without max_tokens",
+        fix="give max_tokens",
+        message="Dynamic batching is enabled, so max_tokens must be specified",
+        since="0.17.0",
+    ),
+    Conflict(
+        keys=("compression_training",),
+        holds=_nothing_to_compress,
+        cause="a kind of compression is switched on without different_groups, which name the layers that it is for",
+        fix="give different_groups, or switch it off",
+        message="is enabled, different_groups must be specified",
+        until="0.19.6",
     ),
 )

@@ -174,7 +174,8 @@ def _literal(word: str) -> Any:
 def _refused(entry: Entry, key: Key) -> _Wrong | None:
     """A value of a shape that DeepSpeed raises for at this key, whatever else the config says."""
     value, shape = entry.value, shape_of(entry.value)
-    if shape == "fraction" and value < 0 and "negative-float" in key.refuses:
+    below_zero = shape == "fraction" and value < 0 and "negative-float" in key.refuses
+    if below_zero and (key.kind != "int" or value <= -1):  # pydantic 1 cuts -0.5 to a whole 0
         shape = "negative-float"
     wrong_item = key.kind == "list" and key.choices and shape == "texts" and not set(value) <= set(key.choices)
     if (shape not in key.refuses and not wrong_item) or (key.also_bool and isinstance(value, bool)):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsdoctor.case import Case
@@ -477,6 +477,7 @@ values = st.recursive(
 top = st.sampled_from([*schema_for("0.19.8").sections[""].keys, "amp", "nonsense"])
 
 
+@settings(deadline=None)
 @given(st.dictionaries(top, values, max_size=6), st.sampled_from(["0.14.4", "0.19.8", ""]))
 def test_no_config_makes_a_rule_crash(data, release):
     for framework in (None, "deepspeed", "transformers"):

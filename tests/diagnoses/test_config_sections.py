@@ -43,6 +43,13 @@ def job(data, script=None, *, release="0.19.8", ranks=4, batch=True, **more):
     return Case(config=facts, script=parse(script, "train.py") if script is not None else None, **more)
 
 
+METRIC = {"curriculum_metrics": {"seqlen": {"schedule_type": "fixed_lnear"}}}
+
+
+def sampling(**values):
+    return {"data_efficiency": {"data_sampling": values}}
+
+
 def zenflow(**values):
     return {ZERO: OFFLOADED[ZERO] | {"zenflow": values}}
 
@@ -81,6 +88,10 @@ FOUND = [  # id, job, a word of the cause
     ("config/conflict", job({"data_efficiency": {"data_routing": {"random_ltd": DROPS}}}), "random_ltd_layer_num"),
     ("config/conflict", job({ZERO: {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False}}), "reduce"),
     ("config/conflict", job({ZERO: {"stage": 2, "zenflow": {}}}), "on the CPU"),
+    ("config/conflict", job(sampling(curriculum_learning={"enabled": True})), "without curriculum_metrics"),
+    ("config/conflict", job(sampling(curriculum_learning=METRIC | {"enabled": True})), "schedule_type"),
+    ("config/conflict", job(sampling(dynamic_batching={"enabled": True})), "max_tokens"),
+    ("config/conflict", job(COMPRESSES, release="0.16.4"), "different_groups"),
     ("config/conflict", job(zenflow(select_interval=2, update_interval=4)), "select_interval"),
     ("config/conflict", job(zenflow(offload=True)), "overlap_comm"),
     ("config/conflict", job(OFFLOADED, STARTS % ", optimizer=AdamW(net.parameters())"), "its own optimizer"),
@@ -126,6 +137,8 @@ NOT_FOUND = [
     ("config/conflict", job({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 0}}})),
     ("config/conflict", job({"tensor_parallel": {"autotp_size": 4, "tp": {"tp_size": 4}}})),
     ("config/conflict", job(zenflow(select_interval=4, update_interval=2))),
+    ("config/conflict", job(sampling(curriculum_learning=METRIC | {"enabled": False}))),
+    ("config/conflict", job(sampling(dynamic_batching={"enabled": True, "max_tokens": 100}))),
     ("config/conflict", job(OFFLOADED, "opt = DeepSpeedCPUAdam(ps)\n" + STARTS % ", optimizer=opt")),
     ("config/conflict", job(OFFLOADED | {"zero_force_ds_cpu_optimizer": False}, STARTS % ", optimizer=opt")),
     ("config/conflict", job({ZERO: {"stage": 1}}, STARTS % ", **more")),
