@@ -141,6 +141,7 @@ def test_an_exception_that_training_survives_and_one_that_it_does_not(tmp_path):
     assert [failure.message for failure in same(path)["failures"]] == ["2"]
 
 
+INFO = "[2024-03-20 12:15:47,438] [INFO] [logging.py:96:log_dist] [Rank 0] "
 LINES = st.sampled_from(
     [
         "{'loss': 1.5, 'grad_norm': nan, 'learning_rate': 1e-05}\n",
@@ -155,12 +156,47 @@ LINES = st.sampled_from(
         "Map: 100%|█ | 70/70 [00:04<00:05,  8.90it/s]\n",
         OVERFLOW.format(65536, 32768),
         "step 7 loss 2.25\n",
+        *(MEGATRON.format(step, 1.5) for step in (3, 8)),
+        MEGATRON.format(9, 2.5)[:-1] + " number of skipped iterations:   1 |\n",
+        *(
+            f"{INFO}step={step}, skipped={skipped}, lr=[1e-05], mom=[0.9]\n"
+            for step, skipped in ((5, 0), (6, 1), (7, 1))
+        ),
+        INFO + "time (ms) | fwd: 1.50 | bwd: 2.50 | step: 3.50\n",
+        "\r 10%|█▏ | 4/30 [00:04<00:05,  8.90it/s, loss=1.25]",
+        *(f"node0{at}:1{at}:2{at} [{at}] NCCL INFO Channel 0{at}/1 : 0[0] -> 1[1] via P2P/CUMEM\n" for at in range(3)),
+        "[rank1]: node0:1:2 [1] NCCL INFO Channel 00/1 : 0[0] -> 1[1] via P2P/CUMEM\n",
         "plain text 12\n",
         "got signal: 1\n",
         "got signal: 9\n",
         "\n",
     ]
 )
+
+
+def deepspeed(count):
+    for step in range(1, count):
+        yield f"{INFO}step={step}, skipped={step // 400}, lr=[{1 / step}], mom=[0.9]\n"
+        yield f"{INFO}time (ms) | fwd: {step}.50 | bwd: 2.{step} | bwd_inner: 1.0 | step: 3.50\n"
+
+
+def tqdm(count):
+    for step in range(count):
+        bar = "█" * (step * 10 // count)
+        yield f"\r {step}%|{bar:10}| {step}/{count} [00:04<00:05,  8.90it/s, loss={7 / (step + 1):.4f}]"
+
+
+def nccl(count):
+    for at in range(count):
+        yield f"[rank{at % 3}]: node{at % 2}:{at}:2 [1] NCCL INFO Channel {at % 32} : 0[0] -> 1[1] via P2P/CUMEM\n"
+
+
+@pytest.mark.parametrize("told", [deepspeed, tqdm, nccl])
+def test_other_repeated_lines(tmp_path, told):
+    path = tmp_path / "a.log"
+    path.write_text("".join(told(900)))
+    got = same(path)
+    assert got["series"] or sum(count for _, _, _, count, _ in got["events"]) == 900
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
