@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dsdoctor.runs import extensions, outcome, output, scale, stacks
-from dsdoctor.runs.attendance import VARIABLES, Attendance, read_attendance
-from dsdoctor.runs.collectives import read_collectives
-from dsdoctor.runs.facts import Frame, Leg, RankRun, Run
+from dsdoctor.runs import extensions, output, stacks
+from dsdoctor.runs.attendance import VARIABLES
+from dsdoctor.runs.facts import Frame, Leg, Run
+from dsdoctor.runs.gathering import Seen, gather, not_started, tail
 from dsdoctor.runs.hostmemory import HostMemory
 from dsdoctor.runs.launcher import LaunchError, LaunchPlan, command, environment, free_port, world_size
 from dsdoctor.runs.outcome import Ended, Reason
 from dsdoctor.runs.processes import ATTENDANT, LAUNCHER_OUTPUT, Processes, handled, kill, raise_interrupt
 from dsdoctor.runs.spec import RunSpec, collectives_path
-from dsdoctor.runs.trace import RankTrace, read_trace
 from dsdoctor.runs.watch import Watch
 
 if TYPE_CHECKING:
@@ -59,9 +58,6 @@ _COMPILERS = {
     "clang++",
     "ld",
 }
-_SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
-_TAIL_LINES = 5
-_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +66,6 @@ class Limits:
 
     timeout: float = 600
     stall: float = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """What the parent saw of one start: its end, the stacks where it had to be ended, and the host's memory."""
-
-    ended: Ended
-    seconds: float
-    port: int
-    memory: HostMemory
-    stacks: dict[int, tuple[Frame, ...]]
-    moved: tuple[int, ...]
-    removed: tuple[str, ...]
 
 
 def supervise(
@@ -106,8 +89,8 @@ def supervise(
                 break
             _clear(folder)
     except (LaunchError, OSError) as error:
-        return _not_started(spec, plan, leg, str(error))
-    return _gather(spec, leg, ranks, seen)
+        return not_started(spec, plan, leg, str(error))
+    return gather(spec, leg, ranks, seen)
 
 
 def _run_once(
@@ -117,7 +100,7 @@ def _run_once(
     path: Path,
     ranks: int,
     progress: Callable[[str], None] | None,
-) -> _Seen:
+) -> Seen:
     folder = Path(spec.folder)
     port = plan.master_port or free_port()
     line = command(plan, ATTENDANT, [str(folder), CHILD, str(path)], port)
@@ -134,7 +117,7 @@ def _run_once(
         ended = _watch(processes, memory, Watch(folder=folder, ranks=ranks), cache, spec, limits, progress)
         found, moved = _stacks(folder, ranks, ended)
         removed = processes.end()
-    return _Seen(
+    return Seen(
         ended=ended,
         seconds=time.monotonic() - started,
         port=port,
@@ -241,85 +224,11 @@ def _wait_for_recorders(folder: Path, ranks: Sequence[int]) -> None:
         time.sleep(0.05)
 
 
-def _gather(spec: RunSpec, leg: Leg, expected: int, seen: _Seen) -> Run:
-    folder, ended = Path(spec.folder), seen.ended
-    traces = [read_trace(folder, rank) for rank in range(expected)]
-    attendance = [read_attendance(folder, rank) for rank in range(expected)]
-    ranks = [
-        outcome.rank_run(trace, each, ended, seen.stacks.get(trace.rank, ()))
-        for trace, each in zip(traces, attendance, strict=True)
-    ]
-    ranks = [replace(rank, collectives=read_collectives(folder, rank.rank)) for rank in ranks]
-    first = next(iter(outcome.troubles(ranks, attendance)), None)
-    result = outcome.outcome(ranks, traces, first, ended)
-    run = _bare(spec, leg, expected)
-    return replace(
-        run,
-        outcome=result,
-        ranks=tuple(ranks),
-        seconds=seen.seconds,
-        why=outcome.why(result, first, ended, ranks, _last_words(folder), _last_line(folder, first)),
-        model=next((trace.model for trace in traces if trace.model is not None), None),
-        facts=next((trace.facts for trace in traces if trace.facts is not None), None),
-        notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
-        memory=seen.memory.samples,
-        oom_kills=max(seen.memory.oom_kills, *(each.oom_kills for each in attendance)),
-        kernel_kills=seen.memory.kernel_kills,
-        launcher_exit=ended.launcher_exit,
-        loss_scale=_loss_scale(leg, traces, ended),
-        extra=_extra(seen, traces, attendance, ranks),
-    )
-
-
-def _loss_scale(leg: Leg, traces: Sequence[RankTrace], ended: Ended) -> Any:
-    for trace in traces:
-        if trace.facts is not None:
-            return scale.history(leg, trace.facts, trace.steps, trace.failure, ended=not ended.by_us)
-    return None
-
-
-def _extra(
-    seen: _Seen, traces: Sequence[RankTrace], attendance: Sequence[Attendance], ranks: Sequence[RankRun]
-) -> dict[str, Any]:
-    """What only some readers want. `states` are the kernel's letters for ranks that were found hanging."""
-    extra: dict[str, Any] = {"port": seen.port, "contained": _contained(traces)}
-    if states := {each.rank: each.state for each in attendance if each.state}:
-        extra["states"] = states
-        extra["moved"] = list(seen.moved)
-    if seen.removed:
-        extra["removed_shared_memory"] = list(seen.removed)
-    return extra
-
-
-def _contained(traces: Sequence[RankTrace]) -> list[dict[str, str]]:
-    """Side effects of the script that were led elsewhere, each once."""
-    found = dict.fromkeys((each.what, each.original, each.replacement) for trace in traces for each in trace.contained)
-    return [dict(zip(("what", "original", "replacement"), each, strict=True)) for each in found]
-
-
-def _bare(spec: RunSpec, leg: Leg, ranks: int) -> Run:
-    return Run(
-        leg=leg,
-        engine=spec.engine,
-        precision=spec.precision,
-        outcome="not-started",
-        ranks=(),
-        seconds=0.0,
-        folder=spec.folder,
-        world_size=ranks,
-        steps_asked=spec.steps,
-    )
-
-
-def _not_started(spec: RunSpec, plan: LaunchPlan, leg: Leg, reason: str) -> Run:
-    return replace(_bare(spec, leg, plan.nproc), why=f"the launcher could not be started: {reason}")
-
-
-def _port_was_taken(folder: Path, seen: _Seen) -> bool:
+def _port_was_taken(folder: Path, seen: Seen) -> bool:
     """True if the rendezvous failed since another program took the port between our choice and its use."""
     if seen.ended.launcher_exit in (None, 0):
         return False
-    texts = [_tail(path, lines=200) for path in (folder / LAUNCHER_OUTPUT, *folder.glob("stderr-rank*.txt"))]
+    texts = [tail(path, lines=200) for path in (folder / LAUNCHER_OUTPUT, *folder.glob("stderr-rank*.txt"))]
     port = re.compile(rf"\b{seen.port}\b")
     lines = (line for text in texts for line in text.splitlines())
     return any(_PORT_TAKEN.search(line) and port.search(line) for line in lines)
@@ -329,29 +238,3 @@ def _clear(folder: Path) -> None:
     """Remove what a start left that is to be repeated."""
     for path in (*folder.glob("*-rank*.*"), folder / LAUNCHER_OUTPUT):
         path.unlink(missing_ok=True)
-
-
-def _last_words(folder: Path) -> str:
-    """The last lines that the launcher printed.
-
-    Left out are the frames of tracebacks (the line after them says it) and torchrun's summary, which names no cause.
-    """
-    lines = _tail(folder / LAUNCHER_OUTPUT, lines=200).splitlines()
-    summary = next((at for at, line in enumerate(lines) if _SUMMARY.search(line)), len(lines))
-    told = [line for line in lines[:summary] or lines if not line.startswith((" ", "Traceback "))]
-    return "\n".join(list(dict.fromkeys(told))[-_TAIL_LINES:])
-
-
-def _last_line(folder: Path, rank: RankRun | None) -> str:
-    """What the rank printed last to stderr: argparse and `sys.exit("...")` say there what was wrong."""
-    return _tail(folder / f"stderr-rank{rank.rank}.txt", lines=1) if rank is not None else ""
-
-
-def _tail(path: Path, lines: int) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.stat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
