@@ -162,12 +162,13 @@ def _quota_v2(text: str | None) -> float | None:
 
 
 def _used(files: _Memory, group: Path) -> int | None:
-    """What is charged to the group and all below it, less the page cache that the kernel drops before it kills."""
+    """What is charged to the group and all below it, less the caches (of files' pages, of names) that the kernel drops
+    before it kills."""
     charged = _number(group / files.usage)
     if charged is None:
         return None
     stat = parse_stat(_text(group / "memory.stat"))
-    cache = sum(stat.get(f"{files.prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+    cache = sum(stat.get(f"{files.prefix}{kind}", 0) for kind in ("inactive_file", "active_file", "slab_reclaimable"))
     return max(0, charged - cache)
 
 

@@ -31,7 +31,8 @@ def test_version_2_takes_the_least_limit_of_the_ancestors(tmp_path):
             "sys/jobs/cpu.max": "max 100000\n",
             "sys/jobs/mine/memory.max": f"{16 * GIB}\n",
             "sys/jobs/mine/memory.current": f"{5 * GIB}\n",
-            "sys/jobs/mine/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file {GIB}\n",
+            "sys/jobs/mine/memory.stat": f"anon 1\ninactive_file {2 * GIB}\nactive_file {GIB // 2}\n"
+            f"slab_reclaimable {GIB // 2}\n",
             "sys/jobs/mine/memory.swap.max": "0\n",
             "sys/jobs/mine/cpu.max": "150000 100000\n",
             "sys/jobs/mine/memory.events": "low 0\noom 3\noom_kill 2\n",
