@@ -201,7 +201,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         cause="dynamic batching is switched on without max_tokens",
         fix="give max_tokens",
         message="Dynamic batching is enabled, so max_tokens must be specified",
-        since="0.17.0",
+        since="0.16.9",
     ),
     Conflict(
         keys=("compression_training",),

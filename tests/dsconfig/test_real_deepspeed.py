@@ -113,6 +113,12 @@ ODD = [
     {"bf16": {"bf16_optimizer_states": True}},
     {"bf16": {"bf16_master_weights_and_grads": True}, ZERO: {"stage": 0}},
     {ZERO: {"stage": 0, "compute_grad_norm": False}},
+    # data
+    {"data_efficiency": {"data_sampling": {"curriculum_learning": {"enabled": True}}}},
+    {"data_efficiency": {"data_sampling": {"curriculum_learning": {"enabled": False, "x": 1}}}},
+    {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True}}}},
+    {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_tokens": 8}}}},
+    {"expert_parallel": {"enabled": True, "autoep_size": 2, "no_such_key": 1}},
 ]
 
 
