@@ -10,6 +10,8 @@ from dsdoctor.logs.facts import LogFacts, Point, Series
 
 ZEROS_THAT_COUNT = 3
 """Losses of exactly 0.0 in a row that are no accident."""
+NEXT_TO_NOTHING = 0.05
+"""A loss below this is that of a task that is nearly learned by heart."""
 NORMS_THAT_COUNT = 5
 """Gradient norms of exactly 0 in a row that are no accident."""
 _STAYS_BAD = 3
@@ -48,6 +50,12 @@ def zeros_at_the_end(loss: Series) -> tuple[Point, ...]:
             break
         count += 1
     return loss.points[len(loss.points) - count :] if count else ()
+
+
+def came_down(loss: Series, first: Point) -> bool:
+    """True if the losses just before that one were next to nothing already: they went to 0 by themselves."""
+    before = loss.points[: loss.points.index(first)][-ZEROS_THAT_COUNT:]
+    return len(before) == ZEROS_THAT_COUNT and all(0 <= point.value < NEXT_TO_NOTHING for point in before)
 
 
 def odd_norms(norms: Series | None, first: Point) -> str | None:

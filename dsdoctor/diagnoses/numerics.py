@@ -86,8 +86,9 @@ class LossZeroIsNan(Diagnosis):
 
     What proves it: the loss is exactly 0.0 from one step on, and the gradient norm is nan, exactly 0 or frozen there.
 
-    When it could be wrong: a task that is really learned by heart has a small loss, hardly exactly 0.0; labels that
-    are all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss and a norm of
+    When it could be wrong: a task that is really learned by heart ends at exactly 0 as well, in 16 bits or after
+    rounding; where the losses before were next to nothing already and the norm is 0, nothing is said. Labels that are
+    all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss and a norm of
     exactly 0; lines that show rewards are left out.
 
     What to do: `TrainingArguments(logging_nan_inf_filter=False)` shows the real loss; then
@@ -105,7 +106,9 @@ class LossZeroIsNan(Diagnosis):
         if logs is None or len(zeros) < log_numbers.ZEROS_THAT_COUNT:
             return
         odd = log_numbers.odd_norms(logs.series_of("grad_norm"), zeros[0])
-        if odd is None or (odd == "0" and _rewarded(zeros[0].evidence)):
+        if loss is None or odd is None:
+            return
+        if odd == "0" and (_rewarded(zeros[0].evidence) or log_numbers.came_down(loss, zeros[0])):
             return
         where = f" from step {zeros[0].step:g} on" if zeros[0].step is not None else ""
         yield self.finding(

@@ -69,6 +69,8 @@ POSITIVE = {
     "numerics/loss-zero-is-nan": [
         log(series=(series("loss", 2.0, 1.9, 0.0, 0.0, 0.0), series("grad_norm", 1.0, 1.1, NAN, NAN, NAN))),
         log(series=FROZEN),
+        log(series=(series("loss", 1.9, 1.8, 1.8, 0.0, 0.0, 0.0), series("grad_norm", 1, 1, 1, 0, 0, 0))),
+        log(series=(series("loss", 0.01, 0.01, 0.01, 0.0, 0.0, 0.0), series("grad_norm", 1, 1, 1, NAN, NAN, NAN))),
     ],
     "numerics/bf16-model-in-fp16": [
         of(steps((2.0,)), precision="fp16", history=COLLAPSE, model=T5),
@@ -105,6 +107,12 @@ NEGATIVE = {
         log(series=(series("loss", 2.0, 0.5, 0.1), series("grad_norm", 1.0, 0.5, 0.2))),
         log(series=(series("loss", 2.0, 0.0, 0.1), series("grad_norm", 1.0, NAN, 0.2))),
         log(series=(series("loss", 0.1, 0.0, 0.0), series("grad_norm", 0.3, 0.2, 0.1))),
+        log(
+            series=(
+                series("loss", 0.4, 0.02, 0.004, 0.001, 0.0, 0.0, 0.0),
+                series("grad_norm", 1, 0.1, 0.1, 0.1, 0, 0, 0),
+            )
+        ),
         Case(),
     ],
     "numerics/bf16-model-in-fp16": [
