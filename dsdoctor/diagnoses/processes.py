@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.finding import Evidence
-from dsdoctor.logs.facts import ProcessExit
+from dsdoctor.logs.facts import LogFacts, ProcessExit
 from dsdoctor.runs.facts import Run
 
 SIGTERM = -15
@@ -60,7 +60,7 @@ def endings(case: Case) -> Iterator[Ending]:
     if run is not None:
         yield from _of_run(run)
     if case.logs is not None:
-        yield from map(_of_log, case.logs.exits)
+        yield from (_of_log(exit, case.logs) for exit in case.logs.exits)
 
 
 def after_the_work(case: Case) -> bool:
@@ -121,6 +121,16 @@ def _of_run(run: Run) -> Iterator[Ending]:
         )
 
 
-def _of_log(exit: ProcessExit) -> Ending:
+def _of_log(exit: ProcessExit, logs: LogFacts) -> Ending:
     code = signal_code(exit.code)
-    return Ending(rank=exit.rank, code=code, evidence=exit.evidence, by_launcher=exit.by_launcher or code == SIGTERM)
+    stopped = exit.by_launcher or code == SIGTERM or (code == KILL and _ended_by_torchrun(exit, logs))
+    return Ending(rank=exit.rank, code=code, evidence=exit.evidence, by_launcher=stopped)
+
+
+def _ended_by_torchrun(exit: ProcessExit, logs: LogFacts) -> bool:
+    """True for a rank that torchrun killed because it did not answer to SIGTERM, after the watchdog had ended another.
+
+    A rank that fails first by an exception may be one that only lost the rank that was killed.
+    """
+    listed = exit.evidence.text.lstrip().startswith("exitcode")
+    return listed and any("failed (exitcode: " in one.evidence.text and one.code == ABORT for one in logs.exits)

@@ -112,7 +112,7 @@ class PeerFailure(Diagnosis):
         ended = list(endings(case))
         if proof or any(not ending.by_launcher for ending in ended) or any(context.failures(case)):
             proof += [ending.evidence for ending in ended if ending.by_launcher]
-        if case.logs is not None and (case.logs.exits or case.logs.failures):
+        if case.logs is not None and (ended or any(context.failures(case))):
             proof += [event.evidence() for event in case.logs.of_kind("peer-lost", "closing-signal")]
             proof += timeouts_as_evidence(case)
         if proof:

@@ -129,7 +129,9 @@ class Abort(Diagnosis):
         if after_the_work(case):
             yield self._after_the_work(proof)
             return
+        ranks = [one.rank for one in (*(ending.evidence for ending in aborted), *words) if one.rank is not None]
         who = next((ending.who for ending in aborted), "a worker of the data loader" if workers else "a process")
+        who = f"rank {ranks[0]}" if who == "a process" and ranks else who
         why = f": {words[0].text.strip()}" if words else ""
         yield self.finding(
             cause=f"{who} aborted (signal 6){why}",

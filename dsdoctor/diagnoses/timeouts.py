@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.peers import is_peer_failure
+from dsdoctor.diagnoses.processes import KILL, SEGMENTATION_FAULT, signal_code
+from dsdoctor.diagnoses.shared_memory import SIGBUS
 from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import LogEvent, LogFacts
 
@@ -24,6 +27,8 @@ _TIMED_OUT = re.compile(
 )
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _CAUSES_OF_HANGS = ("device-assert", "gpu-fault", "ib-completion", "connect-failed", "oom-kill")
+_DEADLY = (KILL, SEGMENTATION_FAULT, SIGBUS, -signal.SIGILL, -signal.SIGFPE)
+"""How a process dies that the others then wait for; SIGABRT is how the watchdog ends its own."""
 _CLOCK = re.compile(r"\b[EWF]\d{3,4} (?P<clock>\d\d:\d\d:\d\d)")
 
 
@@ -84,7 +89,22 @@ def other_cause(case: Case) -> bool:
     """True if something else happened that a timeout would only follow."""
     if any(not is_peer_failure(failure) for failure in context.failures(case)):
         return True
-    return case.logs is not None and any(case.logs.of_kind(*_CAUSES_OF_HANGS))
+    return case.logs is not None and (any(case.logs.of_kind(*_CAUSES_OF_HANGS)) or _died_before(case, case.logs))
+
+
+def _died_before(case: Case, logs: LogFacts) -> bool:
+    """True if a process had been killed or had crashed before the first rank gave up waiting.
+
+    torchrun kills ranks that do not answer to SIGTERM, and lists them below the one that failed: these come later.
+    """
+    late = [(event.source, event.line) for event in logs.of_kind("watchdog")]
+    late += [(f.source, f.line or 0) for f in context.failures(case) if _TIMED_OUT.search(f.message) is not None]
+    first = min((line for _, line in late), default=0)
+    dead = (exit.evidence for exit in logs.exits if signal_code(exit.code) in _DEADLY and not exit.by_launcher)
+    return any(
+        late and not one.text.lstrip().startswith("exitcode") and (one.source != late[0][0] or (one.line or 0) < first)
+        for one in dead
+    )
 
 
 def gather_timeouts(case: Case) -> list[LogEvent]:

@@ -1,5 +1,7 @@
 """How processes were started and ended, and the exception of the first of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsdoctor.case import Case
@@ -131,3 +133,12 @@ def test_the_root_stands_before_its_consequences():
 def test_an_exception_that_passes_through_the_engine_is_still_the_users():
     (finding,) = found(failed("ValueError", "bad", USER, ENGINE, USER), "launch/user-exception")
     assert "train.py:72" in finding.cause
+
+
+def test_a_rank_that_torchrun_killed_was_not_killed_for_memory():
+    def printed(code, rank, text, line):
+        return replace(process_exit(code, rank=rank), evidence=Evidence(source="train.log", line=line, text=text))
+
+    listed = printed(-9, 1, "  exitcode  : -9 (pid: 7)  (SIGKILL)", 60)
+    assert not found(log(exits=(printed(-6, 0, "failed (exitcode: -6)", 50), listed)), "memory/host-oom-kill")
+    assert found(log(exits=(printed(1, 0, "failed (exitcode: 1)", 50), listed)), "memory/host-oom-kill")

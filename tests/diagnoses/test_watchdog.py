@@ -1,9 +1,12 @@
 """Timeouts and network errors, compared over the ranks of a log."""
 
+from dataclasses import replace
+
 import pytest
 
+from dsdoctor.finding import Evidence
 from tests.diagnoses.examples import found
-from tests.diagnoses.making import TORCH, USER, event, failed, healthy, log, log_failure
+from tests.diagnoses.making import TORCH, USER, event, failed, healthy, log, log_failure, process_exit
 
 STAGE_3 = {"config": {"zero_optimization": {"stage": 3}}}
 
@@ -86,6 +89,22 @@ def test_a_gather_that_times_out_after_the_order_changed_is_a_branch():
     assert finding.evidence[0].text == "text"
     assert not found(log(*GATHERS, event("trace-invalidated"), event("experts"), **STAGE_3), "zero3/branch-hang")
     assert not found(log(*ALL_LATE, event("trace-invalidated"), **STAGE_3), "zero3/branch-hang")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "root"),
+    [
+        ("srun: error: gpu07: task 3: Killed", 90, "memory/host-oom-kill"),
+        ("  exitcode  : -9 (pid: 4103)  (SIGKILL)", 300, "comm/timeout"),  # torchrun ended what did not answer
+        ("node2: exits with return code = -9", 300, "comm/timeout"),
+    ],
+)
+def test_who_was_killed_before_is_what_the_others_waited_for(text, line, root):
+    killed = replace(process_exit(-9, rank=3, line=line), evidence=Evidence(source="train.log", line=line, text=text))
+    case = log(*ALL_LATE[:3], exits=(killed,))
+    (timeout_or_kill,) = found(case, root)
+    assert timeout_or_kill.role == "root"
+    assert bool(found(case, "comm/timeout")) == (root == "comm/timeout")
 
 
 def test_the_silent_rank_is_named():
