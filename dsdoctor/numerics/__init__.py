@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsdoctor.numerics.detector import Detector, attach
+    from dsdoctor.numerics.attaching import attach
+    from dsdoctor.numerics.detector import Detector
     from dsdoctor.numerics.drop_in import DebugUnderflowOverflow
     from dsdoctor.numerics.stats import detect_overflow
 
@@ -14,7 +15,7 @@ __all__ = ["DebugUnderflowOverflow", "Detector", "attach", "detect_overflow"]
 _HOMES = {
     "DebugUnderflowOverflow": "drop_in",
     "Detector": "detector",
-    "attach": "detector",
+    "attach": "attaching",
     "detect_overflow": "stats",
 }
 

@@ -1,4 +1,4 @@
-"""The text of a hit: where and why in two lines, then the frames in the well-known layout. No torch."""
+"""The text of a hit: where and why in a few lines, then the frames in the well-known layout. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dsdoctor.numerics.frames import hit_text
 
 
 def hit_report(event: Event, rank: int) -> str:
-    """What is printed for the first bad value of a rank."""
+    """What is printed for the first bad value of a rank. Frames follow where some were taken."""
     place = f"{event.module or 'the model itself'}: {event.tensor}"
     lines = [
         f"First {event.kind} on rank {rank}: optimizer step {event.step}, micro-step {event.micro_step}, "
@@ -15,4 +15,8 @@ def hit_report(event: Event, rank: int) -> str:
     ]
     if event.origin.op is not None or event.origin.detail:
         lines.append(f"{event.origin.op or 'operation unknown'}, cause {event.origin.cause}: {event.origin.detail}")
-    return "\n".join([*lines, "", hit_text(event.frames, event.batch)])
+    if event.turned is not None:
+        lines.append(f"Born as inf there, it became NaN in {event.turned}.")
+    if event.frames:
+        lines += ["", hit_text(event.frames, event.batch)]
+    return "\n".join(lines)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import Detector, attach
 from tests.numerics.test_phases import Log, Net
+from tests.numerics.test_rules import Singular
 
 deepspeed = pytest.importorskip("deepspeed")
 
@@ -200,6 +201,64 @@ def test_step_skipped_by_bf16_is_still_a_finding(stage: int) -> None:
     data[3][0, 0] = float("nan")
     found = run(initialize(Net(), config(stage)), data)[1][0][0]
     assert (found.step, found.micro_step, found.phase, found.kind) == (1, 1, "input", "nan")
+
+
+OFFLOADED = {"device": "cpu"}
+KINDS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "clipping": (2, "bf16", {"gradient_clipping": 0.1}),
+    "autocast": (1, "fp32", {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
+    "offloaded optimizer": (2, "bf16", {"offload_optimizer": OFFLOADED}),
+    "offloaded weights": (3, "bf16", {"offload_optimizer": OFFLOADED, "offload_param": OFFLOADED}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["frames", "auto"])
+def test_other_kinds_of_training(kind: str, mode: Any) -> None:
+    """Healthy steps are silent, then a bad batch is found."""
+    stage, precision, more = KINDS[kind]
+    settings = config(stage, precision) | {"zero_force_ds_cpu_optimizer": False}
+    for key, value in more.items():
+        (settings["zero_optimization"] if key.startswith("offload") else settings)[key] = value
+    data = batches(8)
+    data[5][0, 0] = float("nan")
+    engine = initialize(Net(), settings)
+    detector, hits, _ = run(engine, data, mode=mode)
+    assert [(hit[0].step, hit[0].micro_step, hit[0].phase) for hit in hits] == [(2, 1, "input")]
+    assert detector.warnings == []
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_steps_that_are_skipped_in_silence(stage: int) -> None:
+    """Under bf16 DeepSpeed says nothing of a step that it skips."""
+    engine = initialize(Net(Singular()), config(stage) | {"gradient_accumulation_steps": 1})
+    detector, _, _ = run(engine, batches(40), mode="sentinel")
+    assert len(detector.warnings) == 1
+    assert "40 of the last 40 steps changed no weight" in detector.warnings[0]
+
+
+@pytest.mark.parametrize("mode", ["frames", "sentinel"])
+def test_a_pipeline(mode: Any) -> None:
+    """One stage; two are tried by hand. The engine runs forward and backward by its own schedule."""
+    from deepspeed.pipe import PipelineModule
+
+    class Fails(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return torch.log(super().forward(x) * 0) if self.calls == 7 else super().forward(x)
+
+    net = PipelineModule(layers=[nn.Linear(8, 8), Fails(8, 8), nn.Linear(8, 8)], num_stages=1, loss_fn=nn.MSELoss())
+    settings = config(0, "fp32") | {"gradient_accumulation_steps": 4, "steps_per_print": 1000}
+    engine = initialize(net, settings)
+    hits: list[FirstBad] = []
+    samples = iter([(batch, batch) for batch in batches(12)])
+    with attach(engine, mode=mode, on_first_bad=lambda found, *_: hits.append(found)) as detector:
+        for _ in range(3):
+            engine.train_batch(data_iter=samples)
+    assert detector.problems == []
+    assert [(h.step, h.micro_step, h.phase, h.module) for h in hits] == [(1, 2, "forward", "1")]
 
 
 def test_input_that_overflows_in_the_engines_cast() -> None:

@@ -152,6 +152,19 @@ def test_value_born_in_the_code_between_two_modules() -> None:
     assert found.op == "aten.log"
 
 
+@pytest.mark.parametrize("mode", ["frames", "sentinel", "auto"])
+def test_both_births_are_told(mode: Any) -> None:
+    """An inf is made in one module and turns into NaN in another."""
+    net = Net(nn.Sequential(nn.Linear(8, 8), nn.Hardtanh(0, 1), Log(), nn.LayerNorm(8)))
+    found, report, _ = train(TinyEngine(net), batches(1), mode=mode)[1][0]
+    block = "middle" if mode == "sentinel" else "middle.2"
+    if mode == "sentinel":  # inside a block it does not see
+        assert (found.module, found.kind) == (block, "nan")
+        return
+    assert (found.module, found.kind) == (block, "inf")
+    assert "Born as inf there, it became NaN in middle.3: output." in report
+
+
 def test_loss_computed_outside_the_model() -> None:
     _, hits = train(TinyEngine(Net()), batches(1), lambda out: torch.log(out.sum() * 0 - 1))
     assert (hits[0][0].phase, hits[0][0].module, hits[0][0].tensor) == ("loss", "", "loss")
