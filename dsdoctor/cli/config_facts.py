@@ -110,17 +110,29 @@ def _memory(arguments: argparse.Namespace, config: ConfigFacts, here: MachineFac
 
 def _installed() -> str:
     """The installed release; one that the shipped table lacks is read from the install, once."""
-    from importlib import metadata
-
     from dsdoctor.dsconfig import schema
 
-    try:
-        release = metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return ""
-    if release.split("+")[0] not in schema.releases():
+    release = _named_by_folder() or _named_by_metadata()
+    if release and release.split("+")[0] not in schema.releases():
         print(f"dsdoctor: reading what DeepSpeed {release} takes, once", file=sys.stderr)
         problem = schema.learn()
         if problem:
             print(f"dsdoctor: judged by an older release: {problem}", file=sys.stderr)
     return release
+
+
+def _named_by_folder() -> str:
+    """The release by the name of its `.dist-info` folder, which is found sooner than importlib.metadata is imported."""
+    for folder in sys.path:
+        for found in Path(folder or ".").glob("deepspeed-*.dist-info"):
+            return found.name.removeprefix("deepspeed-").removesuffix(".dist-info")
+    return ""
+
+
+def _named_by_metadata() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("deepspeed")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +76,8 @@ def _complete(arguments: argparse.Namespace) -> None:
 
 def _questions() -> Iterator[_Question]:
     """In the order in which they are asked; the GPUs of this machine are the defaults, where the driver lists some."""
+    import subprocess
+
     from dsdoctor.machine.nvidia import gpus
 
     try:

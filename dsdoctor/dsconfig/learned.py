@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +42,8 @@ def learn(timeout: float = 120) -> str | None:
 
     Takes the time of importing DeepSpeed and trying some thousand configs (seconds), at most `timeout` seconds.
     """
+    import subprocess  # needed this once only
+
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(_PACKAGE_ROOT), *filter(None, sys.path)])}
     try:
         done = subprocess.run(
