@@ -75,6 +75,12 @@ def command(plan: LaunchPlan, module: str, args: Sequence[str], port: int) -> li
     return [*build(plan, port), module, *args]
 
 
+def kills_by_name(plan: LaunchPlan) -> bool:
+    """True if the launcher, asked to end, kills what has the name of its own processes on every node, those of other
+    jobs too: deepspeed's does so (`pkill -f` over pdsh)."""
+    return plan.launcher == "deepspeed" and plan.hostfile is not None
+
+
 def _torchrun(plan: LaunchPlan, port: int) -> list[str]:
     meeting = ["--nnodes=1", f"--master_addr={plan.master_addr}", f"--master_port={port}"]
     return [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc_per_node={plan.nproc}", "-m"]

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dsdoctor.runs import guard
 from dsdoctor.runs.attendance import LIFE_LINE, Attendance, read_attendance
-from dsdoctor.runs.launcher import LaunchPlan, command, environment, free_port, world_size
+from dsdoctor.runs.launcher import LaunchPlan, command, environment, free_port, kills_by_name, world_size
 from dsdoctor.runs.leftovers import SharedMemory, marked_pids
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ unkillable (waiting in the kernel for a device)."""
 class Processes:
     """Context manager around everything that a run starts; leaving it ends all of it.
 
-    `folder` is the run's; its path is the mark by which stray processes are known.
+    `folder` is the run's; its path is the mark by which stray processes are known. `ask` is False for a launcher that
+    must not be asked to end: then the attendants end the ranks, and it ends for want of them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, ask: bool = True) -> None:
         self._folder = folder
+        self._ask = ask
         self._launcher: subprocess.Popen[bytes] | None = None
         self._life_line: IO[bytes] | None = None
         self._was_subreaper = False
@@ -118,17 +120,27 @@ class Processes:
         with _hurried_by_interrupt() as hurry:
             self._memory.look((member.pid for member in self.members()), again=True)
             if self.poll() is None and self._launcher is not None:
-                # its whole group: the deepspeed launcher does not pass the wish on to its second half
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._launcher.pid, signal.SIGTERM)
+                self._ask_to_end(self._launcher)
                 deadline = time.monotonic() + grace
                 while self.poll() is None and time.monotonic() < deadline and not hurry.is_set():
                     time.sleep(0.05)
             self._kill_all()
-            if self._life_line is not None:
-                self._life_line.close()  # frees the lock: attendants on other nodes end their ranks
-                self._life_line = None
+            self._let_go()
             return self._memory.remove()
+
+    def _ask_to_end(self, launcher: subprocess.Popen[bytes]) -> None:
+        if not self._ask:
+            self._let_go()
+            return
+        # its whole group: the deepspeed launcher does not pass the wish on to its second half
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGTERM)
+
+    def _let_go(self) -> None:
+        """Free the lock: attendants, those on other nodes too, end their ranks."""
+        if self._life_line is not None:
+            self._life_line.close()
+            self._life_line = None
 
     def _kill_all(self) -> None:
         for _ in range(_KILL_ROUNDS):
@@ -229,7 +241,10 @@ def run_bounded(
     folder = folder.absolute()
     port = plan.master_port or free_port()
     started = time.monotonic()
-    with handled((signal.SIGTERM, signal.SIGHUP), raise_interrupt), Processes(folder) as processes:
+    with (
+        handled((signal.SIGTERM, signal.SIGHUP), raise_interrupt),
+        Processes(folder, ask=not kills_by_name(plan)) as processes,
+    ):
         line = command(plan, ATTENDANT, [str(folder), module, *args], port)
         processes.start(line, environment(plan, folder), cwd, folder / LAUNCHER_OUTPUT)
         while (code := processes.poll()) is None and time.monotonic() - started < timeout:

@@ -21,7 +21,7 @@ from dsdoctor.runs.attendance import VARIABLES
 from dsdoctor.runs.facts import Frame, Leg, Run
 from dsdoctor.runs.gathering import Seen, gather, not_started, tail
 from dsdoctor.runs.hostmemory import HostMemory
-from dsdoctor.runs.launcher import LaunchError, LaunchPlan, command, environment, free_port, world_size
+from dsdoctor.runs.launcher import LaunchError, LaunchPlan, command, environment, free_port, kills_by_name, world_size
 from dsdoctor.runs.outcome import Ended, Reason
 from dsdoctor.runs.processes import ATTENDANT, LAUNCHER_OUTPUT, Processes, handled, kill, raise_interrupt
 from dsdoctor.runs.spec import RunSpec, collectives_path
@@ -108,7 +108,7 @@ def _run_once(
     with contextlib.ExitStack() as stack:
         stack.enter_context(handled((signal.SIGTERM, signal.SIGHUP), raise_interrupt))
         cache = extensions.prepared(extensions.cache_folder(plan.device))
-        processes = stack.enter_context(Processes(folder))
+        processes = stack.enter_context(Processes(folder, ask=not kills_by_name(plan)))
         env = environment(plan, folder) | {extensions.VARIABLE: str(cache)}
         ours = {name: value for name, value in env.items() if os.environ.get(name) != value}
         (folder / VARIABLES).write_text(json.dumps(ours), encoding="utf-8")

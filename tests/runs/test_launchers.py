@@ -93,4 +93,5 @@ def test_rank_on_another_host_that_hangs_and_is_deaf(tmp_path: Path, monkeypatch
     plan = LaunchPlan(nproc=2, launcher="deepspeed", device="cpu", hostfile=hostfile(tmp_path, "node-a", "node-b"))
     result = run(tmp_path, monkeypatch, plan, "finish", "finish", "finish", "hang-deaf", stall=2)
     assert result.outcome == "hung"
+    assert "killed by name" not in (tmp_path / "run" / "launcher.txt").read_text(), "other jobs run on these hosts, too"
     assert result.ranks[3].stack[-1].function == "wait_for_the_others"
