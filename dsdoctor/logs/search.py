@@ -25,7 +25,9 @@ class Search:
         """Those of the lines in which one of the texts stands, in their order."""
         ends = list(accumulate(len(line) + 1 for line in lines))
         if not lines or ends[-1] < _WORTH_IT or self._engine is None:
-            return [line for line in lines if any(text in line for text in self._texts)]
+            joined = b"\n".join(lines)
+            present = [text for text in self._texts if text in joined]
+            return [line for line in lines if any(text in line for text in present)] if present else []
         found: set[int] = set()
         self._engine.scan(b"\n".join(lines), match_event_handler=lambda number, start, end, *_: found.add(end))
         ordered = iter(sorted(found))

@@ -4,7 +4,8 @@
 
 The log is one of the Trainer: for every step a progress bar and a dict with loss, gradient norm and learning rate,
 told by four ranks in turn, and some skipped steps. Both commands are run in turn; the medians are compared. The ratio
-of wall times is what counts on an idle machine, that of CPU times tells more on a busy one.
+of wall times is what counts on an idle machine, that of CPU times tells more on a busy one. The speed at which logs of
+other shapes are read is printed too.
 """
 
 from __future__ import annotations
@@ -65,6 +66,43 @@ def write(path: Path, size: int) -> int:
     return total
 
 
+def words(step: int, numbers: random.Random) -> str:
+    """Text that hardly repeats."""
+    return " ".join("".join(numbers.choices("aeinorst", k=numbers.randint(2, 9))) for _ in range(12)) + "\n"
+
+
+def megatron(step: int, numbers: random.Random) -> str:
+    return (
+        f" iteration {step:8d}/ 500000 | consumed samples: {step * 8:12d} | elapsed time per iteration (ms): "
+        f"{1000 * numbers.random():.1f} | learning rate: {numbers.random():.3E} | lm loss: {numbers.random():.6E} | "
+        f"loss scale: 131072.0 | grad norm: {numbers.random():.3f} | number of skipped iterations:   0 |\n"
+    )
+
+
+def nccl(step: int, numbers: random.Random) -> str:
+    process = f"node{step % 4:02d}:{1000 + step % 8}:2 [{step % 8}]"
+    return f"{process} NCCL INFO Channel {step % 32:02d}/1 : 0[0] -> 1[1] via P2P/CUMEM\n"
+
+
+def bar(step: int, numbers: random.Random) -> str:
+    return f"\r 10%|{'█':10}| {step}/9000000 [00:04<41:12:01,  2.{step % 97:02d}it/s, loss={4 * numbers.random():.3f}]"
+
+
+SHAPES = (words, megatron, nccl, bar)
+
+
+def others(folder: Path, size: int) -> None:
+    """Print how fast logs of other shapes are read, each of about `size` bytes."""
+    for shape in SHAPES:
+        numbers = random.Random(0)
+        log = folder / f"{shape.__name__}.log"
+        with log.open("w", encoding="utf-8") as stream:
+            stream.writelines(shape(step, numbers) for step in range(size // len(shape(1, random.Random(0)).encode())))
+        run = measure([sys.executable, "-m", "dsdoctor", "log", "--json", str(log)])
+        read = log.stat().st_size / 2**20
+        print(f"{shape.__name__:14} {read / run.cpu:7.0f} MiB/s of CPU time, start included, {run.memory:.0f} MB")
+
+
 def measure(command: list[str]) -> Measured:
     """Run a command on one core, where the system lets choose it."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
@@ -102,6 +140,7 @@ def main() -> None:
         total = write(log, options.size << 20)
         literals.write_bytes(b"\n".join(LITERALS) + b"\n")
         compare(log, literals, total, options.rounds)
+        others(Path(folder), (options.size << 20) // 16)
 
 
 def compare(log: Path, literals: Path, total: int, rounds: int) -> None:
