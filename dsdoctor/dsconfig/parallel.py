@@ -39,8 +39,12 @@ def grid(config: Mapping[str, Any], world: int, *, release: str = "", stages: in
         if data * sequence != world:
             return Grid(problem=f"{_DATA} {data} x {_SEQUENCE} {sequence} is not the {world} ranks")
         return Grid(ranks=(data,))
-    if sequence > 1 and (not release or at_least(release, _SEQUENCE_ALONE_SINCE)):
-        return _divided(world, sequence, f"{_SEQUENCE} {sequence}")
+    if not release or at_least(release, _SEQUENCE_ALONE_SINCE):
+        given = config.get(_SEQUENCE, 1)
+        if isinstance(given, (int, float)) and given < 0:
+            return Grid(problem=f"{_SEQUENCE} {given} is below 1")
+        if sequence > 1:
+            return _divided(world, sequence, f"{_SEQUENCE} {sequence}")
     if world % tensor:
         return Grid(problem=f"tensor_parallel.autotp_size {tensor} does not divide the {world} ranks")
     return Grid(ranks=tuple(dict.fromkeys((world, world // tensor))))

@@ -36,3 +36,7 @@ def test_sizes_that_do_not_fit_the_world(config, more):
     told = grid(config, 8, **more)
     assert told.ranks == ()
     assert "8 ranks" in told.problem
+
+
+def test_a_size_below_one():
+    assert "below 1" in grid({"sequence_parallel_size": -0.5}, 8).problem
