@@ -1,4 +1,16 @@
-"""The detector of the first non-finite value. Imports torch only when one of its names is used."""
+"""The detector of the first non-finite value. Imports torch only when one of its names is used.
+
+attaching    `attach`; `drop_in` the class of Transformers by the same name
+detector     the life of one detector: what it hears, in which order
+watches      which hooks are on the model
+  batches    one batch from the next        sentinel   blocks and gradients, recorded without waiting (ring, points,
+  forward    a frame for every module                  compiled, readings)
+  gradients  hooks on tensors               optimizers steps of a script without an engine
+judging      micro-steps, by loss and gradients; `steps` optimizer steps, by what the engine says; `ledger` keeps order
+replay       one module again, operation by operation; `again` a batch again, with frames; `causes` why
+publishing   from a certain suspicion to report and patch; `announcing` and `agreement`: which rank tells it
+watchdog     steps that change nothing
+"""
 
 from __future__ import annotations
 

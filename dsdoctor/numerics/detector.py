@@ -187,8 +187,8 @@ class Detector:
                 self._judge.read()
                 self._next_step()
             self.clock.forwards += 1
-        self._watches.batch_begins(training=training)
         self.clock.batch += 1
+        self._watches.batch_begins(training=training)
         if call is None:
             self._watches.arrange_trace(self.clock.batch)
         if training and call is not None and self._watches.sentinel is not None:
@@ -266,7 +266,8 @@ class Detector:
         if self.again is None:
             weights = self._weights if self._watches.forward is not None else None
             self._steps.after(before, self._judge.gradients, weights)
-        self._watchdog.after_step(skipped=self._steps.skipped(before), scale=before.scale.value)
+        rate = engines.learning_rate(getattr(self._engine, "optimizer", None))
+        self._watchdog.after_step(skipped=self._steps.skipped(before), scale=before.scale.value, rate=rate)
         self._next_step()
 
     def _judge_readings(self, before: Before) -> None:
@@ -276,6 +277,7 @@ class Detector:
     def _next_step(self) -> None:
         self._judge.gradients = Gradients()
         self._second_look.forget()
+        self._frames.taken = 0
         self.clock.stepped()
 
     # ------------------------------------------------------------------ without an engine
@@ -302,7 +304,7 @@ class Detector:
             self.publish(self._ledger.step_went_well())
             if self._watches.forward is not None:
                 look_at_weights(self._model, self, self._weights, optimizer, self._judge.gradients)
-        self._watchdog.after_step(skipped=False, scale=1.0)
+        self._watchdog.after_step(skipped=False, scale=1.0, rate=engines.learning_rate(optimizer))
         self._next_step()
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:

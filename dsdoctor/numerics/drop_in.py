@@ -7,6 +7,7 @@ a tensor with NaN keeps its range; memory is bounded whatever is traced; batch n
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,12 @@ class DebugUnderflowOverflow:
         abort_after_batch_num: int | None = None,
     ) -> None:
         self.model = engines.user_model(model)
+        if engines.is_compiled(model):
+            warnings.warn(
+                "compiled code runs without the hooks of DebugUnderflowOverflow: give it the model before torch.compile, "
+                "or use dsdoctor.attach, which compiled code reports to if it is attached first",
+                stacklevel=2,
+            )
         self.trace_batch_nums = list(trace_batch_nums or [])
         self.abort_after_batch_num = abort_after_batch_num
         self.batch_number = -1

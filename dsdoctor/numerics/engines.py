@@ -58,6 +58,11 @@ def user_model(candidate: Any) -> nn.Module:
     return model
 
 
+def is_compiled(module: Any) -> bool:
+    """Whether torch.compile was asked to compile this module's forward."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def takes_hooks(module: nn.Module) -> bool:
     """False for TorchScript modules, which are left alone."""
     return not isinstance(module, torch.jit.ScriptModule)
@@ -153,6 +158,14 @@ def reduced_gradients(engine: Any) -> Iterator[tuple[Tensor | None, Tensor]]:
     for parameter in engine.module.parameters():
         if parameter.grad is not None:
             yield parameter, parameter.grad
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """The largest learning rate of an optimizer's groups, None where that is not a plain number."""
+    groups = getattr(optimizer, "param_groups", None)
+    rates = [group.get("lr") for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    known = [float(rate) for rate in rates if isinstance(rate, (int, float))]
+    return max(known) if known and len(known) == len(rates) else None
 
 
 def checks_gradients(engine: Any) -> bool:

@@ -53,7 +53,7 @@ class Frame:
 class FrameLog:
     """The last module calls, at most `limit`, and those of the running batch where it is to be traced.
 
-    `taken` counts all calls.
+    `taken` counts the calls since it was set to 0.
     """
 
     def __init__(self, limit: int) -> None:

@@ -21,10 +21,14 @@ from dsdoctor.numerics.stats import Range, measure
 
 @dataclass(slots=True, eq=False)
 class Activation:
-    """A tensor in flight: who made it, who called that, who takes it. Holds no reference to the tensor."""
+    """A tensor in flight: who made it, who called that, who takes it. Holds no reference to the tensor.
+
+    `moment` is the batch and the micro-step that it belongs to.
+    """
 
     tensor: weakref.ref[Tensor]
     path: str
+    moment: tuple[int, int]
     caller: str = ""
     takers: list[tuple[str, str]] = field(default_factory=list)
 
@@ -59,6 +63,7 @@ class GradientWatch:
         self._activations: dict[int, Activation] = {}
         self._handles: list[Any] = []
         self._active = True
+        self._moment = (0, 0)
 
     def watch_parameters(self, module: nn.Module, name: str, hooked: set[int]) -> None:
         """Hook the trainable parameters that the module itself owns, unless they are hooked already (shared ones are).
@@ -83,9 +88,10 @@ class GradientWatch:
         if known is not None:
             known.takers.append((module, f"{label}.grad"))
 
-    def forget(self) -> None:
-        """Drop the notes about activations (a new forward begins)."""
+    def forget(self, moment: tuple[int, int] = (0, 0)) -> None:
+        """Drop the notes about activations: a new forward begins, of this batch and micro-step."""
         self._activations.clear()
+        self._moment = moment
 
     def detach(self) -> None:
         """Remove the hooks on parameters; those on tensors of a living graph turn inert."""
@@ -101,7 +107,7 @@ class GradientWatch:
         known = self._activations.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return known
-        known = Activation(weakref.ref(tensor), path)
+        known = Activation(weakref.ref(tensor), path, self._moment)
         self._activations[id(tensor)] = known
         tensor.register_hook(self._hook_for(known))
         return known

@@ -18,7 +18,7 @@ from dsdoctor.numerics import trees
 from dsdoctor.numerics.batches import Batches
 from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.compiled import Cells
-from dsdoctor.numerics.engines import takes_hooks
+from dsdoctor.numerics.engines import is_compiled, takes_hooks
 from dsdoctor.numerics.forward import loss_labels
 from dsdoctor.numerics.gradients import Activation, GradientWatch, Weight
 from dsdoctor.numerics.hooks import guarded, recomputing
@@ -50,6 +50,7 @@ class Sentinel:
         self._rings = Rings()
         self.after_backward: Callable[[], None] | None = None
         self._queued = False
+        self._backward_of: tuple[int, int] | None = None
         self._training = False
         self._notes: list[tuple[Note, Place]] = []
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Place | None]] = {}
@@ -100,7 +101,7 @@ class Sentinel:
         self._queued = False
         self._seen.clear()
         if self._gradients is not None:
-            self._gradients.forget()
+            self._gradients.forget(self._now())
 
     def loss(self, loss: Tensor) -> None:
         """The loss that the engine is handed."""
@@ -158,7 +159,10 @@ class Sentinel:
         if self.after_backward is not None and not self._queued:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self.after_backward)
-        self._note(self._rings.record(gradient), Note("backward", "", "", gradient.dtype, *self._now(), owner))
+        if isinstance(owner, Activation):  # which tells where a pipeline's backward is: not in the last forward's batch
+            self._backward_of = owner.moment
+        moment = self._backward_of or self._now()
+        self._note(self._rings.record(gradient), Note("backward", "", "", gradient.dtype, *moment, owner))
 
     def _record(self, tensor: Tensor, phase: Phase, module: str, label: str, **more: Any) -> None:
         """Note a tensor of the forward; one that was noted in this batch as another module's output has its row."""
@@ -186,6 +190,7 @@ class Sentinel:
         """What was recorded since the last reading: in the order of time, then what compiled code left."""
         self._rings.finish_reading()
         self._seen.clear()
+        self._backward_of = None
         notes = enumerate(self._notes)
         readings = [Reading(note, order, *rows.read[index]) for order, (note, (rows, index)) in notes]
         self._notes.clear()
@@ -220,7 +225,7 @@ class Heartbeat:
 
     def __init__(self, points: list[tuple[str, nn.Module]]) -> None:
         self._points = len(points)
-        self._compiled = any(_is_compiled(module) for _, module in points)
+        self._compiled = any(is_compiled(module) for _, module in points)
         self._now: set[str] = set()
         self._late: set[str] = set()
         self._most = 0
@@ -266,7 +271,3 @@ class Heartbeat:
             f"the sentinel heard of {fewest} of {expected} blocks in a forward: {why}, or they are not called. Attach "
             "before the first compiled call, or set torch._dynamo.config.skip_nnmodule_hook_guards = False"
         )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -38,7 +38,7 @@ class Watchdog:
             self._picked = _largest(self._model)
             self._last = self._sample()
 
-    def after_step(self, *, skipped: bool, scale: float, rate: float | None = None) -> None:
+    def after_step(self, *, skipped: bool, scale: float, rate: float | None) -> None:
         """Compare. `scale` is the loss scale of the step, `rate` the largest learning rate, if known."""
         now = self._sample()
         if now is None or self._last is None or now.shape != self._last.shape:

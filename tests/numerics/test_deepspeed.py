@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor.finding import FirstBad
-from dsdoctor.numerics import Detector, attach
+from dsdoctor.numerics import DebugUnderflowOverflow, Detector, attach
 from tests.numerics.test_phases import Log, Net
 from tests.numerics.test_rules import Singular
 
@@ -104,6 +105,15 @@ def test_healthy_run_is_silent_and_frames_hold_whole_weights(stage: int) -> None
     assert weight is not None, "gathered, not of size 0"
     assert weight.high > 0
     assert (seen, detector.problems) == ([], [])
+
+
+def test_the_drop_in_class_sees_whole_weights_after_initialize(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = initialize(Net(), config(3))
+    debug = DebugUnderflowOverflow(engine, trace_batch_nums=[0])
+    engine.backward(engine(batches(1)[0].bfloat16()).float().mean())
+    debug.remove()
+    assert debug.problems == []
+    assert re.search(r"first Linear\n\d\.\d\de.\d\d \d\.\d\de.\d\d weight\n", capsys.readouterr().out)
 
 
 @STAGES

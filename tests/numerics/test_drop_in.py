@@ -320,6 +320,19 @@ def test_recomputed_calls_are_marked_and_are_no_batch(reentrant: bool) -> None:
     assert text.count("middle Tanh\n") == 2
 
 
+def test_a_model_that_is_compiled_later_compiles_in_one_graph() -> None:
+    torch._dynamo.reset()
+    net = Net()
+    debug = dsdoctor.DebugUnderflowOverflow(net)
+    torch.compile(net, backend="eager", fullgraph=True)(torch.ones(2, 8)).sum().backward()
+    assert debug.problems == []
+
+
+def test_a_compiled_model_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="runs without the hooks"):
+        dsdoctor.DebugUnderflowOverflow(torch.compile(Net(), backend="eager"))
+
+
 def test_an_overflow_that_a_loss_scale_tries_does_not_end_the_run() -> None:
     """The scaled loss overflows fp16 gradients on purpose: that is how the scale is found."""
     net = Net().half()

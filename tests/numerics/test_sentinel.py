@@ -371,3 +371,13 @@ def test_steps_that_change_nothing_are_noticed(capfd: pytest.CaptureFixture[str]
         "that are not finite (loss scale 1)"
     ]
     assert "changed no weight" in capfd.readouterr().err
+
+
+def test_a_learning_rate_of_zero_is_named() -> None:
+    net = Stack(Block())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    with attach(net, mode="sentinel") as detector:
+        for batch in batches(40):
+            net(batch).sum().backward()
+            optimizer.step()
+    assert [text.rpartition(": ")[2] for text in detector.warnings] == ["the learning rate is 0"]
