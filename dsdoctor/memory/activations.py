@@ -14,8 +14,6 @@ from dsdoctor.memory.shape import Shape
 
 Attention = Literal["fused", "eager"]
 _FP32 = 4
-_MASK = 1
-"""Bytes of an element of a dropout mask on a GPU (bool)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +28,17 @@ class Workload:
     sequence: int | None = None
     attention: Attention = "fused"
     checkpointing: bool = False
+    frozen: bool = False
+    """Only adapters are trained: what a frozen layer would save for its own gradient is not kept."""
+    frozen_inputs: bool = False
+    """Linear layers keep their input though they are frozen."""
+    mask: int = 1
+    """Bytes of an element of a dropout mask: 1 on a GPU, as many as an activation's on a CPU."""
+
+    @property
+    def unkept(self) -> bool:
+        """The input of a frozen linear layer is not kept."""
+        return self.frozen and not self.frozen_inputs
 
     @property
     def tokens(self) -> int:
@@ -38,14 +47,16 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """Bytes. `saved` lives from forward to backward; `loss` is the highest that logits and loss add to it.
+    """Bytes. `saved` lives from forward to backward.
 
-    `working` is what one layer needs at most while it is computed again under checkpointing. `source` says how the
-    figures were found; empty where they were not.
+    `loss_forward` and `loss` are the most that logits and loss add to it in forward and in backward. `working` is what
+    one layer needs at most while it is computed again under checkpointing. `source` says how the figures were found;
+    empty where they were not.
     """
 
     saved: int = 0
     loss: int = 0
+    loss_forward: int = 0
     working: int = 0
     source: str = ""
 
@@ -63,76 +74,60 @@ def of_transformer(shape: Shape, work: Workload, *, weight: int) -> Activations:
         return NOTHING
     layer = _layer(shape, work, weight)
     entry = weight * work.tokens * shape.hidden
-    around = _norm(shape, work, weight)
-    if work.checkpointing:
-        return Activations(
-            saved=shape.layers * entry + around,
-            loss=_loss(shape, work, weight),
-            working=layer,
-            source="arithmetic of the model's shape, with activation checkpointing",
-        )
+    checkpointed = ", with activation checkpointing" if work.checkpointing else ""
+    logits = work.tokens * shape.vocab
     return Activations(
-        saved=shape.layers * layer + around,
-        loss=_loss(shape, work, weight),
-        source="arithmetic of the model's shape",
+        saved=shape.layers * (entry if work.checkpointing else layer) + _norm(shape, work, weight, feeds=False),
+        loss=(weight + 3 * _FP32) * logits,
+        loss_forward=(weight + (2 * _FP32 if weight < _FP32 else _FP32)) * logits,
+        working=layer if work.checkpointing else 0,
+        source=f"arithmetic of the model's shape{checkpointed}",
     )
 
 
 def _layer(shape: Shape, work: Workload, weight: int) -> int:
-    """One layer: its norms, attention, feed-forward part and dropouts."""
-    dropouts = 2 * _dropout(shape, weight) * work.tokens * shape.hidden
-    return (
-        shape.norms * _norm(shape, work, weight)
-        + _attention(shape, work, weight)
-        + _mixed(shape, work, weight)
-        + dropouts
-    )
+    """One layer: its norms, attention, feed-forward part and dropouts. Adapters sit in the attention."""
+    norms = _norm(shape, work, weight, feeds=True) + (shape.norms - 1) * _norm(shape, work, weight, feeds=False)
+    dropouts = 2 * (work.mask if shape.dropout else 0) * work.tokens * shape.hidden
+    return norms + _attention(shape, work, weight) + _mixed(shape, work, weight) + dropouts
 
 
-def _norm(shape: Shape, work: Workload, weight: int) -> int:
+def _norm(shape: Shape, work: Workload, weight: int, *, feeds: bool) -> int:
     """RMS norms save an fp32 copy, the normalized value and the result; layer norms their input and the result.
 
-    The result is what the linear layers after it save as their input.
+    The result is what the linear layers after it save as their input, the normalized value what its own weight needs:
+    of frozen ones neither is kept, unless the result `feeds` an adapter.
     """
-    each = _FP32 + 2 * weight if shape.family == "llama" else 2 * weight
-    return each * work.tokens * shape.hidden
+    own = _FP32 if shape.family == "llama" else weight
+    normalized = weight if shape.family == "llama" and not work.frozen else 0
+    result = weight if feeds or not work.frozen or work.frozen_inputs else 0
+    return (own + normalized + result) * work.tokens * shape.hidden
 
 
 def _attention(shape: Shape, work: Workload, weight: int) -> int:
-    """Queries, keys, values, the result twice (for the kernel and for the output layer), and what the kernel keeps."""
+    """Queries, keys, values, the result for the kernel and for the output layer, and what the kernel keeps."""
     inner, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-    kept = weight * work.tokens * (3 * inner + 2 * keys)
+    kept = weight * work.tokens * ((3 - work.unkept) * inner + 2 * keys)
     if work.attention == "eager":
         pairs = work.tokens * (work.sequence or 0) * shape.heads
-        return kept + pairs * (_FP32 + weight + _dropout(shape, weight))
+        return kept + pairs * (_FP32 + weight + (work.mask if shape.dropout else 0))
     return kept + _FP32 * work.tokens * shape.heads
 
 
 def _mixed(shape: Shape, work: Workload, weight: int) -> int:
     """The feed-forward part, over dense layers and layers with experts on the average."""
     if not shape.experts:
-        return _feed_forward(shape, shape.intermediate, weight) * work.tokens
+        return _feed_forward(shape, work, shape.intermediate, weight)
     dense = len(shape.dense_layers)
     width = shape.experts_a_token * shape.expert_intermediate
-    routed = _feed_forward(shape, width, weight) + 2 * weight * shape.experts_a_token * shape.hidden
-    shared = _feed_forward(shape, shape.shared_intermediate, weight)
-    mean = (
-        dense * _feed_forward(shape, shape.intermediate, weight) + (shape.layers - dense) * (routed + shared)
-    ) / max(1, shape.layers)
-    return round(mean * work.tokens)
+    routed = 2 * weight * work.tokens * shape.experts_a_token * shape.hidden
+    sparse = _feed_forward(shape, work, width, weight) + routed
+    sparse += _feed_forward(shape, work, shape.shared_intermediate, weight)
+    whole = dense * _feed_forward(shape, work, shape.intermediate, weight) + (shape.layers - dense) * sparse
+    return round(whole / max(1, shape.layers))
 
 
-def _feed_forward(shape: Shape, width: int, weight: int) -> int:
-    """Bytes a token: gated ones save both branches, the activation and the product; plain ones input and output."""
-    if shape.family == "llama":
-        return 4 * weight * width
-    return (5 if shape.python_gelu else 2) * weight * width
-
-
-def _dropout(shape: Shape, weight: int) -> int:
-    return _MASK if shape.dropout else 0
-
-
-def _loss(shape: Shape, work: Workload, weight: int) -> int:
-    """Logits, which the script's output holds, and in fp32 their log-softmax and two gradients of it."""
-    return (3 * _FP32 + weight) * work.tokens * shape.vocab
+def _feed_forward(shape: Shape, work: Workload, width: int, weight: int) -> int:
+    """Gated ones save both branches, the activation and the product; plain ones input and output of the activation."""
+    tensors = 4 if shape.family == "llama" else 5 if shape.python_gelu else 2
+    return (tensors - work.unkept) * weight * work.tokens * width

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.memory.activations import Workload, of_transformer
+from dsdoctor.memory.activations import Workload
 from dsdoctor.memory.facts import Advice
 from dsdoctor.memory.ladder import Room, judged, need_of, rows
 from dsdoctor.memory.setup import Setup
@@ -17,8 +17,9 @@ _LOADING_SHARE = 0.25
 """Share of the host from which on loading is worth a word."""
 
 
-def advise(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload, *, fits: bool) -> Advice:
+def advise(setup: Setup, config: Mapping[str, Any], room: Room, *, fits: bool) -> Advice:
     """Advice for the given config. `fits` says whether some row does as things are."""
+    work = setup.work
     known = setup.activations.known and setup.model.shape is not None
     micro = sequence = row_micro = None
     if known and _judgeable(setup, room):
@@ -32,8 +33,8 @@ def advise(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload, 
         micro_batch=micro,
         sequence=sequence,
         row_micro_batch=row_micro,
-        ranks=None if fits else _ranks(setup, config, room, work),
-        loading=(*(_sharded_build(setup, config, room, work) if not fits else ()), *_loading(setup, room)),
+        ranks=None if fits else _ranks(setup, config, room),
+        loading=(*(_sharded_build(setup, config, room) if not fits else ()), *_loading(setup, room)),
     )
 
 
@@ -51,25 +52,19 @@ def largest(fits: Callable[[int], bool], *, most: int = _MOST) -> int:
     return low
 
 
-def _with_work(setup: Setup, work: Workload) -> Setup:
-    if setup.model.shape is None:
-        return setup
-    return replace(setup, activations=of_transformer(setup.model.shape, work, weight=setup.weight))
-
-
 def _fits(setup: Setup, room: Room, work: Workload) -> bool:
-    return judged(need_of(_with_work(setup, work)), room, device=setup.device).fits is True
+    return judged(need_of(replace(setup, work=work)), room, device=setup.device).fits is True
 
 
 def _some_row_fits(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload) -> bool:
-    return any(one.fits for one in rows(_with_work(setup, work), config, room, work))
+    return any(one.fits for one in rows(replace(setup, work=work), config, room))
 
 
 def _judgeable(setup: Setup, room: Room) -> bool:
     return (room.gpu if setup.device == "cuda" else room.host) is not None
 
 
-def _ranks(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload) -> int | None:
+def _ranks(setup: Setup, config: Mapping[str, Any], room: Room) -> int | None:
     """Whole hosts are added until some row fits; None where none ever does, or nothing is known of the machine."""
     if not _judgeable(setup, room):
         return None
@@ -78,16 +73,16 @@ def _ranks(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload) 
         hosts += max(1, hosts // 4)
         ranks = hosts * setup.ranks_per_host
         more = replace(setup, ranks=ranks, expert_ranks=max(1, ranks // setup.model.expert_parallel))
-        if any(one.fits for one in rows(more, config, room, work)):
+        if any(one.fits for one in rows(more, config, room)):
             return ranks
     return None
 
 
-def _sharded_build(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload) -> Iterator[str]:
+def _sharded_build(setup: Setup, config: Mapping[str, Any], room: Room) -> Iterator[str]:
     """Whether only the whole model, moved to each GPU before it is cut, is too large."""
     if setup.zero_init:
         return
-    fitting = [one for one in rows(replace(setup, zero_init=True), config, room, work) if one.fits]
+    fitting = [one for one in rows(replace(setup, zero_init=True), config, room) if one.fits]
     if fitting:
         best = min(fitting, key=lambda one: one.cost_rank)
         where = " and ".join(

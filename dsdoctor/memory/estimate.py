@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsdoctor.machine.facts import MachineFacts
 from dsdoctor.memory import advice
-from dsdoctor.memory.activations import NOTHING, Activations, Workload, of_transformer
+from dsdoctor.memory.activations import Activations, Workload
 from dsdoctor.memory.divides import expert_parallel
 from dsdoctor.memory.facts import Checkpoint, MemoryFacts
 from dsdoctor.memory.inventory import Inventory, of_facts, split_experts
@@ -37,8 +37,9 @@ class Use:
     kept: int = 1
     """Checkpoints that are kept at the same time."""
 
-    def workload(self, micro_batch: int) -> Workload:
+    def workload(self, micro_batch: int, model: Inventory) -> Workload:
         return Workload(
+            frozen=model.frozen > model.trainable,
             micro_batch=micro_batch,
             sequence=self.sequence,
             attention=self.attention,
@@ -61,9 +62,8 @@ def estimate(
     inventory = split_experts(inventory, expert_parallel(config)) if inventory.expert_parallel == 1 else inventory
     ranks = nproc_per_node * nodes
     given = _setup(config, inventory, machine, use, ranks=ranks, ranks_per_host=nproc_per_node, device=device)
-    work = use.workload(use.micro_batch or given.micro_batch or 1)
     room = _room(machine, device)
-    needs = rows(given, config, room, work)
+    needs = rows(given, config, room)
     chosen = recommended(needs)
     return MemoryFacts(
         needs=needs,
@@ -80,7 +80,7 @@ def estimate(
         patch=None if chosen is None else needs[chosen].patch,
         terms=table(given),
         checkpoint=_checkpoint(given, machine, use),
-        advice=advice.advise(given, config, room, work, fits=chosen is not None),
+        advice=advice.advise(given, config, room, fits=chosen is not None),
         assumptions=tuple(_assumptions(config, given, use, room)),
     )
 
@@ -95,28 +95,20 @@ def _setup(
     ranks_per_host: int,
     device: Literal["cpu", "cuda"],
 ) -> Setup:
-    setup = setup_of(
-        config,
-        inventory,
-        release=machine.versions.get("deepspeed", ""),
-        device=device,
-        ranks=ranks,
-        ranks_per_host=ranks_per_host,
-        zero_init=use.zero_init,
-    )
-    work = use.workload(use.micro_batch or setup.micro_batch or 1)
-    known = use.activations
-    if known is None:
-        shape = inventory.shape
-        known = of_transformer(shape, work, weight=_computed_in(setup, config)) if shape is not None else NOTHING
-    return replace(setup, activations=known)
+    def made(work: Workload | None) -> Setup:
+        return setup_of(
+            config,
+            inventory,
+            release=machine.versions.get("deepspeed", ""),
+            device=device,
+            ranks=ranks,
+            ranks_per_host=ranks_per_host,
+            zero_init=use.zero_init,
+            measured=use.activations,
+            work=work,
+        )
 
-
-def _computed_in(setup: Setup, config: Mapping[str, Any]) -> int:
-    """Bytes of an activation: autocast computes in 16 bit on fp32 weights."""
-    section = config.get("torch_autocast")
-    autocast = isinstance(section, Mapping) and section.get("enabled") is True
-    return 2 if autocast else setup.weight
+    return made(use.workload(use.micro_batch or made(None).micro_batch or 1, inventory))
 
 
 def _room(machine: MachineFacts, device: Literal["cpu", "cuda"]) -> Room:

@@ -24,8 +24,11 @@ def host_moments(setup: Setup) -> tuple[Moment, ...]:
 
 
 def _loading(setup: Setup) -> Holding:
-    """Every rank builds the whole model in the dtype of its files, except under zero.Init, which keeps one module."""
-    whole = setup.model.loaded
+    """Every rank builds the whole model in the dtype of its files, except under zero.Init, which keeps one module.
+
+    It is cast one parameter after the other, so that the largest is there twice.
+    """
+    whole = setup.model.loaded + (setup.weight * setup.model.largest if setup.low_precision else 0)
     if setup.built_in_shards:
         whole = round(whole * (1 / setup.ranks + setup.model.largest_module / max(1, setup.model.all)))
     return Holding(weights=setup.ranks_per_host * whole, overhead=_processes(setup))
@@ -67,7 +70,10 @@ def held(setup: Setup, *, with_states: bool = True) -> Holding:
 def _passing(setup: Setup, moment: str) -> int:
     """What only that moment needs."""
     if moment == moments.INITIALIZE:
-        later = setup.accumulated * setup.trained_shard + (bucket(setup) if setup.device == "cpu" else 0)
+        if setup.stage < 3:
+            return -_waiting(setup)
+        later = setup.accumulated * setup.trained_shard
+        later += bucket(setup) + moments.extra_at_init(setup) if setup.device == "cpu" else 0
         return max(0, initial(setup) - setup.ranks_per_host * later)
     if moment in (moments.STEP, moments.FIRST_STEP):
         return step_temporaries(setup)
@@ -117,9 +123,14 @@ def gradients(setup: Setup) -> int:
     if setup.offload_optimizer == "nvme":
         return setup.ranks_per_host * flat
     rank = block(setup, setup.master * shard, pinned=setup.pinned) + flat
-    if setup.stage < 3 and setup.accumulation_steps > 1 and not setup.low_master:
-        rank += setup.weight * shard
-    return setup.ranks_per_host * rank
+    return setup.ranks_per_host * rank + _waiting(setup)
+
+
+def _waiting(setup: Setup) -> int:
+    """Stages 1 and 2: 16-bit gradients that wait on the host for the boundary, made in the first micro-step."""
+    if setup.stage == 3 or setup.offload_optimizer == "none" or setup.low_master or setup.accumulation_steps == 1:
+        return 0
+    return setup.ranks_per_host * setup.weight * setup.trained_shard
 
 
 def master(setup: Setup) -> int:

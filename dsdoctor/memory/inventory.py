@@ -75,10 +75,14 @@ class Inventory:
         return round(sum(one.loaded * one.elements for one in self.parameters))
 
     @cached_property
+    def largest(self) -> int:
+        """The largest parameter, trained or not."""
+        return max((one.elements for one in self.parameters), default=0)
+
+    @cached_property
     def largest_parameter(self) -> int:
         """The largest trainable one (of all, where none is)."""
-        trained = [one.elements for one in self.parameters if one.trainable]
-        return max(trained or [one.elements for one in self.parameters], default=0)
+        return max((one.elements for one in self.parameters if one.trainable), default=self.largest)
 
     @cached_property
     def largest_untied(self) -> int:

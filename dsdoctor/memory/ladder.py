@@ -8,7 +8,6 @@ from typing import Any
 
 from dsdoctor.dsconfig import patch
 from dsdoctor.memory import host, moments
-from dsdoctor.memory.activations import NOTHING, Workload, of_transformer
 from dsdoctor.memory.facts import DeviceNeed, HostNeed, Moment, Need, Offload
 from dsdoctor.memory.setup import Setup
 from dsdoctor.memory.traffic import cost
@@ -55,16 +54,19 @@ def need_of(setup: Setup) -> Need:
     )
 
 
-def rows(given: Setup, config: Mapping[str, Any], room: Room, work: Workload) -> tuple[Need, ...]:
+def rows(given: Setup, config: Mapping[str, Any], room: Room) -> tuple[Need, ...]:
     """The ladder for a config, its own row among them; the cheapest has `cost_rank` 1."""
     own: Row = (given.stage, given.offload_optimizer, given.offload_param)
     nvme = room.nvme is not None or "nvme" in own
     setups = [given.row(*row) for row in (*LADDER, *(WITH_NVME if nvme else ())) if row != own]
     if given.precision == "fp32" and given.weight == 4:
-        setups += [_in_bf16(given.row(*row), work) for row in (*LADDER, *(WITH_NVME if nvme else ()))]
+        setups += [
+            replace(given.row(*row), precision="bf16", weight=2, computed=2, accumulated=2)
+            for row in (*LADDER, *(WITH_NVME if nvme else ()))
+        ]
     setups = [one for one in setups if not (one.precision == "fp16" and one.stage == 0)]
-    made = [_row(given, config, room, work, current=True)]
-    made += [_row(one, config, room, work, current=False) for one in setups]
+    made = [_row(given, config, room, current=True)]
+    made += [_row(one, config, room, current=False) for one in setups]
     made.sort(key=lambda one: (_seconds(one), one.stage, one.offload_optimizer == "none"))
     fastest = max(_seconds(made[0]), 1e-9)
     return tuple(
@@ -102,20 +104,14 @@ def judged(need: Need, room: Room, *, device: str) -> Need:
     return replace(need, fits=min(left) >= 0, margin=round(min(left), 4))
 
 
-def _row(setup: Setup, config: Mapping[str, Any], room: Room, work: Workload, *, current: bool) -> Need:
+def _row(setup: Setup, config: Mapping[str, Any], room: Room, *, current: bool) -> Need:
     need = judged(need_of(setup), room, device=setup.device)
     change = None if current else _patch(config, need)
-    return replace(need, current=current, patch=change, cost=cost(setup, tokens=work.tokens or None))
+    return replace(need, current=current, patch=change, cost=cost(setup))
 
 
 def _seconds(need: Need) -> float:
     return need.cost.seconds if need.cost is not None else 0.0
-
-
-def _in_bf16(setup: Setup, work: Workload) -> Setup:
-    shape = setup.model.shape
-    active = of_transformer(shape, work, weight=2) if shape is not None and setup.activations.known else NOTHING
-    return replace(setup, precision="bf16", weight=2, accumulated=2, activations=active)
 
 
 def _device_need(all_moments: tuple[Moment, ...]) -> DeviceNeed:

@@ -79,8 +79,10 @@ def _partition(setup: Setup) -> Holding:
         return Holding(weights=whole, overhead=overhead)
     if setup.stage < 3:
         return Holding(weights=whole, buffers=setup.weight * setup.model.trainable, overhead=overhead)
-    shard = setup.weight * setup.weight_shard
-    return Holding(weights=shard if setup.built_in_shards else max(whole, shard), overhead=overhead)
+    if setup.built_in_shards:
+        return Holding(weights=setup.weight * setup.weight_shard, overhead=overhead)
+    first = setup.weight * -(-setup.model.largest // setup.ranks)
+    return Holding(weights=whole, buffers=first, overhead=overhead)
 
 
 def _initialize(setup: Setup) -> Holding:
@@ -92,9 +94,14 @@ def _initialize(setup: Setup) -> Holding:
     first = setup.master * part if setup.offload_optimizer == "none" and not setup.full_accumulation else 0
     if setup.stage < 3:
         return held.plus(gradients=first)
-    ready = held.plus(weights=-terms.persistent(setup))
+    ready = held.plus(weights=-terms.persistent(setup), buffers=extra_at_init(setup))
     bare = replace(ready, gradients=first, buffers=0)
     return max(ready, bare, key=lambda one: one.total)
+
+
+def extra_at_init(setup: Setup) -> int:
+    """Stage 3, with its buckets: twice the largest trainable parameter, as was seen on real engines."""
+    return 2 * setup.weight * setup.model.largest_parameter
 
 
 def _initialize_plain(setup: Setup, held: Holding) -> Holding:
@@ -106,7 +113,7 @@ def _initialize_plain(setup: Setup, held: Holding) -> Holding:
 
 def _forward(setup: Setup, held: Holding) -> Holding:
     known = setup.activations
-    return held.plus(activations=known.saved + known.loss, buffers=terms.secondary(setup) + _gathered(setup))
+    return held.plus(activations=known.saved + known.loss_forward, buffers=terms.secondary(setup) + _gathered(setup))
 
 
 def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
@@ -118,8 +125,20 @@ def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
     head = held.plus(
         activations=known.saved + known.working, gradients=_head(setup), buffers=gathered + _early_bucket(setup)
     )
-    end = _reducing(setup, held).plus(buffers=gathered, activations=known.working)
-    return max(begin, head, end, *_tied_end(setup, held), key=lambda one: one.total)
+    end = _reducing(setup, held).plus(buffers=gathered)
+    return max(
+        begin, head, end, _first_layer(setup, held, gathered), *_tied_end(setup, held), key=lambda one: one.total
+    )
+
+
+def _first_layer(setup: Setup, held: Holding, gathered: int) -> Holding:
+    """The last layer that backward comes to, computed again under checkpointing; its own gradients are not there yet."""
+    working = setup.activations.working
+    if setup.stage >= 2:
+        return _reducing(setup, held).plus(buffers=gathered, activations=working)
+    layers = setup.model.shape.layers if setup.model.shape is not None else 1
+    others = setup.weight * setup.model.trainable * (layers - 1) // layers
+    return held.plus(gradients=others, buffers=_early_bucket(setup), activations=working)
 
 
 def _head(setup: Setup) -> int:
@@ -135,7 +154,7 @@ def _tied_end(setup: Setup, held: Holding) -> list[Holding]:
     """The end of backward for a parameter that is used twice: both parts of its gradient, and their sum."""
     if not setup.model.tied or setup.stage < 2:
         return []
-    own = setup.weight * setup.trained_shard if setup.stage == 2 and setup.offload_optimizer == "none" else 0
+    own = setup.accumulated * setup.trained_shard if setup.stage == 2 and setup.offload_optimizer == "none" else 0
     normed = _NORM // (setup.ranks if setup.stage == 3 else 1) if setup.offload_optimizer != "none" else 0
     parts = max(3 * setup.weight, setup.weight + normed) * setup.model.tied
     return [held.plus(gradients=own + parts, buffers=_early_bucket(setup))]
@@ -153,14 +172,15 @@ def _reducing(setup: Setup, held: Holding) -> Holding:
     w, trained, shard = setup.weight, setup.model.trainable, setup.trained_shard
     bucket = terms.bucket(setup)
     if setup.full_accumulation:
-        return held.plus(gradients=w * trained, buffers=setup.accumulated * min(trained, _ALLREDUCE))
+        flat = setup.accumulated * min(trained, _ALLREDUCE)  # by then the 16-bit ones have been added and freed
+        return held.plus(gradients=max(0, w * trained - flat), buffers=flat)
     if setup.stage == 0:
         return held.plus(gradients=w * trained, buffers=w * min(trained, _ALLREDUCE))
     if setup.stage == 1:
         return _reducing_at_the_boundary(setup, held)
     waiting = w * setup.model.tied
     if setup.stage == 2:
-        own = 0 if setup.offload_optimizer != "none" else w * shard
+        own = 0 if setup.offload_optimizer != "none" else setup.accumulated * shard
         return held.plus(gradients=own + waiting + _in_flight(setup), buffers=bucket)
     return held.plus(gradients=waiting + _in_flight(setup))
 
@@ -196,30 +216,46 @@ def _reducing_at_the_boundary(setup: Setup, held: Holding) -> Holding:
 def _gathered(setup: Setup) -> int:
     """Stage 3: parameters that are whole at the turn from forward to backward, and those on their way.
 
-    A parameter is kept while it is used again within `max_reuse_distance` elements, as long as not more than
-    `max_live_parameters` are whole (`partitioned_param_coordinator.py`). A prefetch goes on until it has passed its
-    size, and gathers into a flat buffer, out of which the parameters are copied (`AllGatherCoalescedHandle.wait`); two
-    of these are under way.
+    A prefetch goes on until it has passed its size, and gathers into a flat buffer, out of which the parameters are
+    copied (`AllGatherCoalescedHandle.wait`); two of these are under way.
     """
-    if setup.ranks == 1 or setup.stage < 3:
-        return 0
-    w, rest = setup.weight, setup.weight * setup.model.all - terms.persistent(setup)
-    return _kept(setup, rest) + min(rest, 2 * w * (setup.prefetch + setup.model.largest_parameter))
+    return _kept(setup) + min(_cut(setup), _ahead(setup))
 
 
 def _gathered_for_backward(setup: Setup) -> int:
-    """The same at the begin of backward, where what is kept need not be gathered again."""
+    """The same at the begin of backward, where what is kept need not be gathered again.
+
+    Embeddings that are frozen have no backward and are not kept.
+    """
+    kept, rest = _kept(setup), _cut(setup)
+    unused = setup.weight * setup.model.largest if setup.model.frozen > setup.model.trainable else 0
+    return max(0, kept - unused) + min(rest - kept, _ahead(setup))
+
+
+def _cut(setup: Setup) -> int:
+    """Stage 3: bytes of all parameters that are not kept whole; nothing is gathered by a single rank."""
     if setup.ranks == 1 or setup.stage < 3:
         return 0
-    w, rest = setup.weight, setup.weight * setup.model.all - terms.persistent(setup)
-    kept = _kept(setup, rest)
-    return kept + min(rest - kept, 2 * w * (setup.prefetch + setup.model.largest_parameter))
+    return setup.weight * setup.model.all - terms.persistent(setup)
 
 
-def _kept(setup: Setup, rest: int) -> int:
-    w = setup.weight
-    ahead = w * (setup.prefetch + setup.model.largest_parameter)
-    return min(rest, w * setup.max_live, max(w * setup.max_reuse // 2, ahead))
+def _kept(setup: Setup) -> int:
+    """Parameters that stay gathered because they are used again within `max_reuse_distance` elements.
+
+    From a place before the end of forward, backward comes back after twice as many elements
+    (`partitioned_param_coordinator.py`, `__params_to_release`).
+    """
+    return min(_cut(setup), setup.weight * setup.max_reuse // 2)
+
+
+def _ahead(setup: Setup) -> int:
+    """What two prefetches gather, the larger one with the largest parameter.
+
+    They stop where `max_live_parameters` are whole, but for the module at work.
+    """
+    live = _kept(setup) // setup.weight
+    each = min(setup.prefetch, max(0, setup.max_live - live))
+    return setup.weight * (2 * each + setup.model.largest_parameter + setup.model.largest_untied)
 
 
 def _gathered_one_by_one(setup: Setup) -> int:
@@ -237,7 +273,7 @@ def _step(setup: Setup, held: Holding) -> Holding:
     if setup.offload_optimizer != "none":
         return held
     if setup.full_accumulation:
-        return held.plus(buffers=temporaries * setup.trained_shard)
+        return held.plus(buffers=(temporaries + setup.accumulated) * setup.trained_shard)
     a, m = setup.accumulated, setup.master
     if setup.stage == 3:
         part = min(setup.sub_group, setup.trained_shard)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.release import at_least
 from dsdoctor.dsconfig.schema import schema_for
-from dsdoctor.memory.activations import NOTHING, Activations
+from dsdoctor.memory.activations import NOTHING, Activations, Workload, of_transformer
 from dsdoctor.memory.facts import Offload
 from dsdoctor.memory.inventory import Inventory
 
@@ -33,13 +34,17 @@ class Setup:
     offload_param: Offload
     device: Literal["cpu", "cuda"]
     model: Inventory
-    activations: Activations
+    work: Workload
+    measured: Activations | None
+    """Activations that are known from elsewhere; None to work them out from the model's shape."""
     ranks: int
     ranks_per_host: int
     expert_ranks: int
     """Ranks that share the shards of an expert's parameters; `ranks` without expert parallelism."""
     weight: int
     """w: bytes of a parameter as it is used, 2 for fp16 and bf16."""
+    computed: int
+    """Bytes of an element that the forward pass computes with; autocast makes that 16 bit on fp32 weights."""
     precision: Literal["fp32", "fp16", "bf16"]
     accumulated: int
     """a: bytes of an accumulated gradient."""
@@ -82,6 +87,14 @@ class Setup:
         if self.stage == 0:
             return 4 if self.low_precision else 0
         return 2 if self.low_master and self.low_precision else 4
+
+    @cached_property
+    def activations(self) -> Activations:
+        """Stage 3's own linear function saves its input for frozen weights too (`zero/linear.py`)."""
+        if self.measured is not None or self.model.shape is None:
+            return self.measured or NOTHING
+        work = replace(self.work, frozen_inputs=self.stage == 3)
+        return of_transformer(self.model.shape, work, weight=self.computed)
 
     @property
     def built_in_shards(self) -> bool:
@@ -132,7 +145,8 @@ def setup_of(
     device: Literal["cpu", "cuda"],
     ranks: int,
     ranks_per_host: int,
-    activations: Activations = NOTHING,
+    work: Workload | None = None,
+    measured: Activations | None = None,
     zero_init: bool = False,
     untouched: bool | None = None,
 ) -> Setup:
@@ -154,11 +168,13 @@ def setup_of(
         offload_param=effective.offload("param") if stage == 3 else "none",
         device=device,
         model=model,
-        activations=activations,
+        work=work or Workload(),
+        measured=measured,
         ranks=ranks,
         ranks_per_host=ranks_per_host,
         expert_ranks=max(1, ranks // model.expert_parallel),
         weight=weight,
+        computed=2 if autocast else weight,
         precision=effective.precision,
         accumulated=_NAMED_BYTES.get(str(effective.get("data_types.grad_accum_dtype")), weight),
         low_master=effective.get(f"{effective.precision}.{effective.precision}_master_weights_and_grads") is True,

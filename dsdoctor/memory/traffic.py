@@ -25,11 +25,11 @@ TYPICAL_TOKENS = 2048
 """Tokens of a micro-step where nobody says."""
 
 
-def cost(setup: Setup, *, tokens: int | None = None) -> Cost:
+def cost(setup: Setup) -> Cost:
     """The cost of one optimizer step, nothing of it overlapped."""
     network, pcie, disk = _network(setup), _pcie(setup), _disk(setup)
     rate = WITHIN_HOST if setup.ranks <= setup.ranks_per_host else BETWEEN_HOSTS
-    seconds = _computing(setup, tokens or TYPICAL_TOKENS) + network / rate + pcie / PCIE
+    seconds = _computing(setup, setup.work.tokens or TYPICAL_TOKENS) + network / rate + pcie / PCIE
     seconds += disk * setup.ranks_per_host / DISK
     if setup.offload_optimizer != "none":
         seconds += setup.trained_shard * setup.ranks_per_host / CPU_ADAM

@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +29,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from dsdoctor.memory import host, moments  # noqa: E402
-from dsdoctor.memory.activations import NOTHING, Activations  # noqa: E402
+from dsdoctor.memory.activations import Activations, Workload  # noqa: E402
 from dsdoctor.memory.facts import Holding  # noqa: E402
+from dsdoctor.memory.hf_config import shape_of  # noqa: E402
 from dsdoctor.memory.inventory import Inventory  # noqa: E402
 from dsdoctor.memory.parameter import Parameter  # noqa: E402
 from dsdoctor.memory.setup import Setup, setup_of  # noqa: E402
+from tests.benchmarks.memory_cases import cases  # noqa: E402
 
 RESULTS = ROOT / "tests" / "results" / "memory.md"
 TIMEOUT = 3000.0
-GPT2 = {"model_type": "gpt2", "n_embd": 192, "n_layer": 4, "n_head": 4, "vocab_size": 2048, "n_positions": 256}
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "vocab_size": 2048,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "mlp": {"kind": "mlp", "hidden": 384, "layers": 8},
-    "gpt2": {"kind": "gpt2", "config": GPT2},
-    "lora": {"kind": "lora", "config": LLAMA, "rank": 8},
-    "llama": {"kind": "llama", "config": LLAMA},
-    "llama-checkpointing": {"kind": "llama", "config": LLAMA, "checkpointing": True},
-}
-SMALL_BUCKET = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,93 +52,12 @@ class Compared:
     estimator: int | None
 
     @property
+    def with_activations(self) -> bool:
+        return "with activations" in self.case
+
+    @property
     def error(self) -> float:
         return self.predicted / self.measured - 1
-
-
-def cases(*, full: bool) -> Iterator[dict[str, Any]]:
-    """Stage x precision x offload x model x bucket with hardly any activations, then switches, then activations."""
-    for stage, precision, offload, model, bucket in itertools.product(
-        range(4), PRECISIONS, OFFLOADS, ("mlp", "gpt2", "lora"), ("small", "default")
-    ):
-        reduced = bucket == "small" and model == "gpt2" and precision == "bf16"
-        reduced = reduced or (bucket == "small" and model == "mlp" and precision == "fp32" and offload == "none")
-        if possible(stage, offload) and (full or reduced):
-            name = f"{model} stage {stage} {precision} offload {offload} bucket {bucket}"
-            yield case(name, model, config(stage, precision, offload, bucket), TINY)
-    for name, made in switches():
-        if full or "reduced" in name:
-            yield case(f"gpt2 {name}", "gpt2", made, TINY)
-    for stage, precision, model in itertools.product(range(4), ("fp32", "bf16"), BATCHES):
-        if full or (precision == "bf16" and stage in (0, 2)):
-            name = f"{model} stage {stage} {precision} with activations"
-            yield case(name, model, config(stage, precision, "none", "small"), BATCHES[model])
-
-
-PRECISIONS = ("fp32", "bf16", "fp16")
-OFFLOADS = ("none", "optimizer", "both")
-TINY = {"rows": 1, "seq": 4}
-BATCHES = {
-    "mlp": {"rows": 2048},
-    "gpt2": {"rows": 4, "seq": 128},
-    "llama": {"rows": 4, "seq": 128},
-    "llama-checkpointing": {"rows": 4, "seq": 128},
-    "lora": {"rows": 4, "seq": 128},
-}
-
-
-def possible(stage: int, offload: str) -> bool:
-    return stage == 3 or (offload == "none" or (offload == "optimizer" and stage > 0))
-
-
-def case(name: str, model: str, made: dict[str, Any], batch: dict[str, int]) -> dict[str, Any]:
-    return {"name": name, "model": MODELS[model], "config": made, "batch": batch}
-
-
-def switches() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys that move memory, one at a time."""
-    accumulate = {"data_types": {"grad_accum_dtype": "fp32"}}
-    low = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-    for stage in (1, 2, 3):
-        base = config(stage, "bf16", "none", "small")
-        yield f"stage {stage} bf16 accumulated in fp32", base | accumulate
-        yield f"stage {stage} bf16 with 2 micro-steps", base | {"gradient_accumulation_steps": 2}
-    for stage in (2, 3):
-        yield f"stage {stage} bf16 with bf16 masters and states", config(stage, "bf16", "none", "small") | low
-    offloaded = config(2, "bf16", "optimizer", "small")
-    yield "stage 2 bf16 offload optimizer with 2 micro-steps", offloaded | {"gradient_accumulation_steps": 2}
-    for stage in (1, 2):
-        base = config(stage, "bf16", "none", "small")
-        yield (
-            f"stage {stage} bf16 with overlap_comm",
-            base | {"zero_optimization": base["zero_optimization"] | {"overlap_comm": True}},
-        )
-    base = config(3, "bf16", "none", "small")
-    for key, value in (
-        ("stage3_max_live_parameters", 400_000),
-        ("stage3_max_reuse_distance", 400_000),
-        ("sub_group_size", 200_000),
-    ):
-        yield f"stage 3 bf16 with {key} {value}", base | {"zero_optimization": base["zero_optimization"] | {key: value}}
-    persistent = base["zero_optimization"] | {"stage3_param_persistence_threshold": 100_000}
-    yield "stage 3 bf16 with default persistence", base | {"zero_optimization": persistent}
-
-
-def config(stage: int, precision: str, offload: str, bucket: str) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage, "stage3_param_persistence_threshold": 2_000}
-    if bucket == "small":
-        zero |= {"reduce_bucket_size": SMALL_BUCKET, "allgather_bucket_size": SMALL_BUCKET}
-        zero |= {"stage3_prefetch_bucket_size": SMALL_BUCKET}
-    if offload != "none":
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if offload == "both":
-        zero["offload_param"] = {"device": "cpu"}
-    made: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
-        "zero_optimization": zero,
-    }
-    return made | ({precision: {"enabled": True}} if precision != "fp32" else {})
 
 
 def measure(some: Sequence[dict[str, Any]], ranks: int) -> list[dict[str, Any]]:
@@ -197,24 +101,69 @@ def _start(rank: int, ranks: int, port: int, given: Path, result: Path) -> subpr
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet)
 
 
-def predict(result: dict[str, Any], ranks: int, activations: Activations = NOTHING) -> dict[str, int]:
-    """Bytes by moment for a measured case: the device's and one rank's share of the host's."""
-    inventory = Inventory(parameters=tuple(Parameter(*one) for one in result["parameters"]), tied=result["tied"])
-    setup = setup_of(
+def of_the_stack(result: dict[str, Any]) -> Activations | None:
+    """Activations of the plain stack, counted by hand: input and result of each layer.
+
+    The loss squares its input: in backward its root's derivative and two products are there as well.
+    """
+    if result["model"]["kind"] != "mlp":
+        return None
+    weight = 2 if any(name in result["config"] for name in ("bf16", "fp16")) else 4
+    one = result["batch"]["rows"] * result["model"]["hidden"]
+    cast = 0 if weight == 4 else 4
+    return Activations(
+        saved=weight * one * (result["model"]["layers"] + 1),
+        loss=(4 * 4 + cast) * one,
+        loss_forward=(4 + cast) * one,
+        source="counted by hand",
+    )
+
+
+def work_of(result: dict[str, Any]) -> Workload:
+    """What a language model works on; on a CPU a dropout mask has the size of an activation."""
+    spec, batch = result["model"], result["batch"]
+    return Workload(
+        micro_batch=batch["rows"],
+        sequence=batch.get("seq"),
+        checkpointing=bool(spec.get("checkpointing")),
+        frozen=spec["kind"] == "lora",
+        mask=2 if any(name in result["config"] for name in ("bf16", "fp16")) else 4,
+    )
+
+
+def inventory(result: dict[str, Any]) -> Inventory:
+    """The model of a measured case, as it was listed before DeepSpeed took it."""
+    spec = result["model"].get("config")
+    return Inventory(
+        parameters=tuple(Parameter(*one) for one in result["parameters"]),
+        tied=result["tied"],
+        shape=shape_of(spec) if spec else None,
+    )
+
+
+def setup(result: dict[str, Any], ranks: int) -> Setup:
+    """What the formulas take for a measured case."""
+    return setup_of(
         result["config"],
-        inventory,
+        inventory(result),
         release="0.19.8",
         device="cpu",
         ranks=ranks,
         ranks_per_host=ranks,
-        activations=activations,
+        work=work_of(result),
+        measured=of_the_stack(result),
         untouched=True,
     )
-    found = {one.name: _of_a_rank(setup, one.holding) for one in host.host_moments(setup)}
+
+
+def predict(result: dict[str, Any], ranks: int) -> dict[str, int]:
+    """Bytes by moment for a measured case: the device's and one rank's share of the host's."""
+    one = setup(result, ranks)
+    found = {moment.name: _of_a_rank(one, moment.holding) for moment in host.host_moments(one)}
     found["initialize"] = max(found[name] for name in (host.CONSTRUCTION, moments.PARTITION, moments.INITIALIZE))
-    held = host.held(setup)
-    found["after step"] = _of_a_rank(setup, held) + _of_a_device(moments.lasting(setup))
-    found["after backward"] = _of_a_rank(setup, held) + _of_a_device(moments.end_of_backward(setup))
+    held = host.held(one)
+    found["after step"] = _of_a_rank(one, held) + _of_a_device(moments.lasting(one))
+    found["after backward"] = _of_a_rank(one, held) + _of_a_device(moments.end_of_backward(one))
     return found
 
 
@@ -229,17 +178,22 @@ def _of_a_device(holding: Holding) -> int:
 def measured(result: dict[str, Any]) -> dict[str, int]:
     """Bytes by moment as measured."""
     phases = {one["name"]: one for one in result["phases"]}
-    step = [name for name in phases if name.startswith("step 1")]
-    peak = {name: one["peak"] for name, one in phases.items()}
+
+    def highest(step: int, kind: str) -> int:
+        return max(
+            one["peak"] for name, one in phases.items() if name.startswith(f"step {step}") and name.endswith(kind)
+        )
+
+    last = max(name for name in phases if name.startswith("step 1"))
     return {
-        "initialize": peak["initialize"],
-        moments.FIRST_BACKWARD: peak["step 0 micro 0 backward"],
-        moments.FIRST_STEP: peak["step 0 micro 0 step"],
-        moments.FORWARD: max(peak[name] for name in step if name.endswith("forward")),
-        moments.BACKWARD: max(peak[name] for name in step if name.endswith("backward")),
-        moments.STEP: max(peak[name] for name in step if name.endswith("step")),
-        "after backward": phases["step 1 micro 0 backward"]["end"],
-        "after step": phases["step 1 micro 0 step"]["end"],
+        "initialize": phases["initialize"]["peak"],
+        moments.FIRST_BACKWARD: highest(0, "backward"),
+        moments.FIRST_STEP: highest(0, "step"),
+        moments.FORWARD: highest(1, "forward"),
+        moments.BACKWARD: highest(1, "backward"),
+        moments.STEP: highest(1, "step"),
+        "after backward": phases[last.removesuffix("step") + "backward"]["end"],
+        "after step": phases[last]["end"],
     }
 
 
@@ -261,9 +215,42 @@ def compare(results: Sequence[dict[str, Any]], ranks: int) -> list[Compared]:
 
 
 def show(found: Sequence[Compared]) -> Iterator[str]:
+    """One line a moment; the estimator's figure is its steady state, whatever the moment."""
+    yield f"{'case':<66} {'moment':<21} {'measured':>14} {'predicted':>14} {'error':>7} {'estimator':>13}"
     for one in found:
-        estimator = f"{one.estimator:>12,}" if one.estimator is not None else f"{'none':>12}"
-        yield f"{one.case:<62} {one.moment:<22} {one.measured:>14,} {one.predicted:>14,} {one.error:>+7.1%} {estimator}"
+        estimator = f"{one.estimator:>13,}" if one.estimator is not None else f"{'none':>13}"
+        yield f"{one.case:<66} {one.moment:<21} {one.measured:>14,} {one.predicted:>14,} {one.error:>+7.1%} {estimator}"
+
+
+def summary(found: Sequence[Compared]) -> Iterator[str]:
+    """Median and worst error over moments, and over the highest moment of each case, beside DeepSpeed's estimator."""
+    for title, some in (
+        ("states and buffers", [one for one in found if not one.with_activations]),
+        ("with activations", [one for one in found if one.with_activations]),
+    ):
+        if some:
+            yield f"{title}, every moment: {_errors([one.error for one in some])}"
+            peaks = _peaks(some)
+            yield f"{title}, highest moment of a case: {_errors([one.error for one in peaks])}"
+            estimated = [one.estimator / one.measured - 1 for one in peaks if one.estimator is not None]
+            if estimated:
+                yield f"{title}, DeepSpeed's own estimator (stages 2 and 3) on the same peaks: {_errors(estimated)}"
+
+
+def _peaks(found: Sequence[Compared]) -> list[Compared]:
+    """Of every case its highest moments, predicted and measured."""
+    peaks = []
+    for _, group in itertools.groupby(found, key=lambda one: one.case):
+        some = list(group)
+        highest = max(some, key=lambda one: one.measured)
+        peaks.append(replace(highest, predicted=max(one.predicted for one in some)))
+    return peaks
+
+
+def _errors(errors: Sequence[float]) -> str:
+    sizes = [abs(one) for one in errors]
+    middle, worst = statistics.median(sizes), max(sizes)
+    return f"{len(errors)} compared, median error {middle:.1%}, worst {worst:.1%}, lowest {min(errors):+.1%}"
 
 
 def main() -> None:
@@ -271,27 +258,40 @@ def main() -> None:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--save", help="keep the raw measurements here")
+    parser.add_argument("--save", metavar="PREFIX", help="keep the raw measurements")
+    parser.add_argument("--again", metavar="PREFIX", help="predict anew for measurements that were kept")
     arguments = parser.parse_args()
     found = []
     for ranks in arguments.ranks:
-        chosen = [one for one in cases(full=arguments.full) if arguments.only in one["name"]]
-        random.Random(0).shuffle(chosen)  # what a time limit leaves is a fair sample
-        results = measure(chosen, ranks)
-        if arguments.save:
-            Path(f"{arguments.save}.{ranks}.json").write_text(json.dumps(results), encoding="utf-8")
-        found += compare(results, ranks)
-    for line in show(found):
-        print(line)
-    print(summary(found))
+        found += compare(_measured(arguments, ranks), ranks)
+    lines = list(show(found))
+    told = list(summary(found))
+    print("\n".join((*lines, *told)))
+    if arguments.full:
+        RESULTS.write_text(_page(lines, told), encoding="utf-8")
 
 
-def summary(found: Sequence[Compared]) -> str:
-    """Median and worst error, and the worst that was predicted too low."""
-    errors = [abs(one.error) for one in found]
-    low = min(one.error for one in found)
-    middle = statistics.median(errors)
-    return f"{len(found)} comparisons: median error {middle:.1%}, worst {max(errors):.1%}, lowest {low:+.1%}"
+def _measured(arguments: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
+    if arguments.again:
+        kept: list[dict[str, Any]] = json.loads(Path(f"{arguments.again}.{ranks}.json").read_text(encoding="utf-8"))
+        return kept
+    chosen = [one for one in cases(full=arguments.full) if arguments.only in one["name"]]
+    random.Random(0).shuffle(chosen)  # what a time limit leaves is a fair sample
+    results = measure(chosen, ranks)
+    if arguments.save:
+        Path(f"{arguments.save}.{ranks}.json").write_text(json.dumps(results), encoding="utf-8")
+    return results
+
+
+def _page(lines: Sequence[str], told: Sequence[str]) -> str:
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("deepspeed", "torch", "transformers"))
+    table, words = "\n".join(lines), "\n".join(f"- {line}" for line in told)
+    return (
+        "# The memory model against real DeepSpeed\n\n"
+        f"Written by `python tests/benchmarks/bench_memory.py --full`: {versions}, CPU accelerator, 1 and 2 ranks.\n"
+        "Bytes of one rank; the estimator is DeepSpeed's own, which has none for stages 0 and 1.\n\n"
+        f"{words}\n\n```\n{table}\n```\n"
+    )
 
 
 if __name__ == "__main__":

@@ -53,8 +53,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     phases: list[str] = []
     live: dict[str, dict[str, int]] = {}
     parameters: dict[str, Any] = {}
+    linear = torch.nn.functional.linear
     with profile(profile_memory=True, use_cpu=True) as recorded:
         _run(case, phases, live, parameters)
+    torch.nn.functional.linear = linear  # stage 3 puts its own there, and leaves it
     return {
         "phases": _phases(recorded, phases),
         "live": live,
@@ -118,25 +120,37 @@ def _run(case: dict[str, Any], phases: list[str], live: dict[str, dict[str, int]
 
 
 def _phases(recorded: Any, names: list[str]) -> list[dict[str, Any]]:
-    """Peak and end of every phase, in bytes beyond what was allocated when the case began."""
+    """Peak and end of every phase, in bytes allocated since the case began; older memory may come and go."""
     ranges: dict[str, tuple[int, int]] = {}
-    memory: list[tuple[int, int]] = []
+    memory: list[tuple[int, int, int]] = []
     for event in _events(recorded):
         if event.name.startswith("phase:"):
             ranges[event.name.removeprefix("phase:")] = (event.start_time_ns, event.end_time_ns)
         elif "Allocation" in str(event.tag):
-            memory.append((event.start_time_ns, event.extra_fields.total_allocated, event.extra_fields.alloc_size))
-    memory.sort()
-    base = memory[0][1] - memory[0][2]
-    found = []
-    before = base
+            memory.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    curve = _curve(sorted(memory, key=lambda one: one[0]))
+    found, before = [], 0
     for name in names:
         start, end = ranges[name]
-        inside = [total for at, total, _ in memory if start <= at <= end]
+        inside = [total for at, total in curve if start <= at <= end]
         last = inside[-1] if inside else before
-        found.append({"name": name, "peak": max([before, *inside]) - base, "end": last - base})
+        found.append({"name": name, "peak": max([before, *inside]), "end": last})
         before = last
     return found
+
+
+def _curve(memory: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Time and bytes alive, of what was allocated within the record."""
+    alive: dict[int, int] = {}
+    total, curve = 0, []
+    for at, pointer, size in memory:
+        if size > 0:
+            total += size - alive.pop(pointer, 0)
+            alive[pointer] = size
+        else:
+            total -= alive.pop(pointer, 0)
+        curve.append((at, total))
+    return curve
 
 
 def _events(recorded: Any) -> Any:
