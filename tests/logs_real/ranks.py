@@ -1,6 +1,6 @@
 """More ways for a job to go wrong, about processes, ranks that wait for each other, and ZeRO-3: `ranks.py HOW`.
 
-Like job.py it is run by `produce.py`, never imported.
+Like job.py it is run, by `produce_ranks.py`, and never imported.
 """
 
 from __future__ import annotations
