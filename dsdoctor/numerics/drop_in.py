@@ -44,8 +44,8 @@ class DebugUnderflowOverflow:
         self.model = engines.user_model(model)
         if engines.is_compiled(model):
             warnings.warn(
-                "compiled code runs without the hooks of DebugUnderflowOverflow: give it the model before torch.compile, "
-                "or use dsdoctor.attach, which compiled code reports to if it is attached first",
+                "compiled code runs without the hooks of DebugUnderflowOverflow: give it the model as it was before "
+                "torch.compile, or use dsdoctor.attach, which compiled code reports to if it is attached first",
                 stacklevel=2,
             )
         self.trace_batch_nums = list(trace_batch_nums or [])

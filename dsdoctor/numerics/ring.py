@@ -6,13 +6,14 @@ where the rows are complete, finished after the engine has waited for the device
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsdoctor.numerics.stats import BITS, floats
+from dsdoctor.numerics.stats import BITS, decoded, floats
 
 _CHUNK = 256
 """Rows by which a ring grows."""
@@ -117,5 +118,4 @@ class _Rows:
             return
         for low, high in copy.tolist():
             bad = high > self._bits.infinity or (high == self._bits.infinity and not self._bits.has_inf)
-            pair = torch.tensor([low, high], dtype=torch.uint8).view(self._dtype).float().tolist()
-            yield [float("nan")] * 2 if bad else pair
+            yield [math.nan] * 2 if bad else [decoded(low, self._dtype), decoded(high, self._dtype)]

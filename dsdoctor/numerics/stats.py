@@ -7,6 +7,7 @@ lacks the float reductions, and it keeps the smallest magnitude of a tensor that
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,21 +19,27 @@ Kind = Literal["inf", "nan", "inf+nan"]
 
 @dataclass(frozen=True, slots=True)
 class Bits:
-    """How a float type reads as an integer. `infinity` is the pattern of inf, or what the first NaN exceeds."""
+    """How a float type reads as an integer. `infinity` is the pattern of inf, or what the first NaN exceeds.
+
+    `formats` are those of `struct` for integer and float; where they differ in size (bfloat16 is the upper half of
+    float32) the pattern is shifted first.
+    """
 
     integer: torch.dtype
     magnitude: int
     infinity: int
+    formats: tuple[str, str] | None
     has_inf: bool = True
+    shift: int = 0
 
 
 BITS = {
-    torch.float64: Bits(torch.int64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
-    torch.float32: Bits(torch.int32, 0x7FFFFFFF, 0x7F800000),
-    torch.float16: Bits(torch.int16, 0x7FFF, 0x7C00),
-    torch.bfloat16: Bits(torch.int16, 0x7FFF, 0x7F80),
-    torch.float8_e5m2: Bits(torch.uint8, 0x7F, 0x7C),
-    torch.float8_e4m3fn: Bits(torch.uint8, 0x7F, 0x7E, has_inf=False),
+    torch.float64: Bits(torch.int64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000, ("<q", "<d")),
+    torch.float32: Bits(torch.int32, 0x7FFFFFFF, 0x7F800000, ("<i", "<f")),
+    torch.float16: Bits(torch.int16, 0x7FFF, 0x7C00, ("<h", "<e")),
+    torch.bfloat16: Bits(torch.int16, 0x7FFF, 0x7F80, ("<i", "<f"), shift=16),
+    torch.float8_e5m2: Bits(torch.uint8, 0x7F, 0x7C, None),
+    torch.float8_e4m3fn: Bits(torch.uint8, 0x7F, 0x7E, None, has_inf=False),
 }
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
@@ -78,9 +85,22 @@ def measure(tensor: Tensor) -> Range | None:
             return _integer_range(tensor.detach())
         bits = BITS[values.dtype]
         low, high = torch.aminmax(values.view(bits.integer) & bits.magnitude)
-        pair = torch.stack((low, high)).cpu()
-        smallest, largest = pair.view(values.dtype).double().tolist()
-        return Range(smallest, largest, _kind(int(pair[1]), bits, values))
+        if values.device.type == "cpu":
+            least, most = low.item(), high.item()
+        else:
+            least, most = torch.stack((low, high)).tolist()
+        most = int(most)
+        return Range(decoded(int(least), values.dtype), decoded(most, values.dtype), _kind(most, bits, values))
+
+
+def decoded(pattern: int, dtype: torch.dtype) -> float:
+    """The float of that type with these bits; many times as fast as asking torch."""
+    bits = BITS[dtype]
+    if bits.formats is None:
+        return float(torch.tensor(pattern, dtype=torch.uint8).view(dtype).float())
+    whole, real = bits.formats
+    value: float = struct.unpack(real, struct.pack(whole, pattern << bits.shift))[0]
+    return value
 
 
 def _integer_range(tensor: Tensor) -> Range | None:
