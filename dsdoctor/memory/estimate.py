@@ -103,7 +103,7 @@ def _setup(
             device=device,
             ranks=ranks,
             ranks_per_host=ranks_per_host,
-            zero_init=use.zero_init,
+            zero_init=use.zero_init or inventory.partitioned,
             measured=use.activations,
             work=work,
         )

@@ -46,6 +46,8 @@ class Inventory:
     expert_parallel: int = 1
     tied: int = 0
     """Elements of the largest parameter that is used in two places, such as embeddings that are the head too."""
+    partitioned: bool = False
+    """It was built under `zero.Init`."""
     shape: Shape | None = None
     """For the activations; None where the model is not known to be a transformer."""
     made_up: tuple[str, ...] = ()
@@ -170,6 +172,7 @@ def of_facts(facts: ModelFacts) -> Inventory:
         parameters=tuple(parts),
         name=facts.class_name,
         source="the model that the script built",
+        partitioned=facts.partitioned,
         dtypes=dict(facts.dtypes),
         made_up=("layers are taken to be as large as the largest one",),
     )

@@ -30,6 +30,7 @@ def of_module(module: Any) -> Inventory:
         name=type(module).__name__,
         source="the live model",
         tied=_tied(module),
+        partitioned=any(hasattr(one, "ds_numel") for one in module.parameters()),
         shape=_shape(module),
         expert_parallel=max((int(getattr(one, "ep_size", 1) or 1) for one in module.modules()), default=1),
     )

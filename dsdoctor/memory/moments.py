@@ -132,7 +132,7 @@ def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
 
 
 def _first_layer(setup: Setup, held: Holding, gathered: int) -> Holding:
-    """The last layer that backward comes to, computed again under checkpointing; its own gradients are not there yet."""
+    """The layer that backward comes to last, computed again under checkpointing; its gradients are not there yet."""
     working = setup.activations.working
     if setup.stage >= 2:
         return _reducing(setup, held).plus(buffers=gathered, activations=working)

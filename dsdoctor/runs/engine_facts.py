@@ -31,6 +31,7 @@ def model_facts(model: Any, model_parameters: Any, optimizer: Any) -> ModelFacts
         parameter_groups=_groups(model_parameters, optimizer),
         model_type=_text(getattr(config, "model_type", None)),
         trained_in=_trained_in(config),
+        partitioned=any(hasattr(parameter, "ds_numel") for parameter in counted.values()),
     )
 
 

@@ -105,6 +105,8 @@ class ModelFacts:
     model_type: str | None = None
     trained_in: str | None = None
     """`model_type` and the dtype of the checkpoint, where the model carries a Hugging Face config."""
+    partitioned: bool = False
+    """It was built under `zero.Init`, so that no rank holds the whole of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

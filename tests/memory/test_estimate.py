@@ -1,6 +1,7 @@
 """Rows, fit and recommendation."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -198,3 +199,10 @@ def test_zero_init_is_advised_where_only_the_whole_model_is_too_large():
     assert built.recommended is not None
     from_stage_2 = estimate(config(2), SEVEN_B, few, nproc_per_node=8, device="cuda", use=Use(zero_init=True))
     assert from_stage_2.needs[from_stage_2.recommended].stage == 3
+
+
+def test_a_model_that_a_script_built_under_zero_init_is_known_as_such():
+    whole = estimate(config(3), SEVEN_B, machine(), nproc_per_node=8, device="cuda").current
+    cut = estimate(config(3), replace(SEVEN_B, partitioned=True), machine(), nproc_per_node=8, device="cuda").current
+    assert whole.per_host.init_peak > 8 * 14e9
+    assert cut.per_host.init_peak < whole.per_host.init_peak / 2
