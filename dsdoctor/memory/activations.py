@@ -105,9 +105,9 @@ def _norm(shape: Shape, work: Workload, weight: int, *, feeds: bool) -> int:
 
 
 def _attention(shape: Shape, work: Workload, weight: int) -> int:
-    """Queries, keys, values, the result for the kernel and for the output layer, and what the kernel keeps."""
+    """Queries, keys, values and the result, which the output layer shares, and what the kernel keeps."""
     inner, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-    kept = weight * work.tokens * ((3 - work.unkept) * inner + 2 * keys)
+    kept = weight * work.tokens * (2 * inner + 2 * keys)
     if work.attention == "eager":
         pairs = work.tokens * (work.sequence or 0) * shape.heads
         return kept + pairs * (_FP32 + weight + (work.mask if shape.dropout else 0))

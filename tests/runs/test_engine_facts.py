@@ -36,6 +36,8 @@ def test_partitioned_parameters_count_in_full() -> None:
     model.weight.ds_numel = 16  # as zero.Init leaves them
     facts = model_facts(model, None, None)
     assert (facts.parameters, facts.trainable, facts.largest_layer) == (16, 16, 16)
+    assert facts.partitioned
+    assert not model_facts(nn.Linear(4, 4), None, None).partitioned
 
 
 def test_hugging_face_config_and_parameter_groups() -> None:
