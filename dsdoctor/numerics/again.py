@@ -19,7 +19,7 @@ from dsdoctor.finding import Phase
 from dsdoctor.numerics import replay, trees
 from dsdoctor.numerics.batches import Batches, Call
 from dsdoctor.numerics.calls import versions
-from dsdoctor.numerics.engines import autocast_in_force, is_gathered
+from dsdoctor.numerics.engines import autocast_in_force, is_whole
 from dsdoctor.numerics.events import Event
 from dsdoctor.numerics.forward import ForwardWatch
 from dsdoctor.numerics.frames import FrameLog
@@ -101,7 +101,7 @@ def framed(root: nn.Module, batch: Batch, make: MakeEvent, max_frames: int) -> E
     Raises:
         NotReplayable: the weights are partitioned, an input was overwritten since, or the model communicates.
     """
-    if not all(is_gathered(parameter) for parameter in root.parameters()):
+    if not is_whole(root):
         raise NotReplayable("its weights are partitioned: every rank would have to take part")
     if _versions(batch.args, batch.kwargs) != batch.versions:
         raise NotReplayable("its inputs were overwritten since")

@@ -202,6 +202,12 @@ def local_weights(parameter: Tensor) -> Tensor | None:
     return shard if status is None or getattr(status, "name", "") == "AVAILABLE" else None
 
 
+def is_whole(model: nn.Module) -> bool:
+    """Whether this rank holds every weight in full now: none partitioned by ZeRO-3, sharded by FSDP or a DTensor."""
+    sharded = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    return not sharded and all(is_gathered(p) and not hasattr(p, "to_local") for p in model.parameters())
+
+
 def is_gathered(parameter: Tensor) -> bool:
     """False for a ZeRO-3 parameter whose data is not there now."""
     status = getattr(parameter, "ds_status", None)

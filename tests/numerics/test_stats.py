@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsdoctor.numerics import detect_overflow
 from dsdoctor.numerics.frames import Frame, FrameLog, Row, batch_text, hit_text
-from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf
+from dsdoctor.numerics.stats import BITS, Range, decoded, looks_like_mask, measure, only_minus_inf
 from dsdoctor.numerics.trees import arguments, leaves
 
 INF, NAN = float("inf"), float("nan")
@@ -141,3 +141,20 @@ def test_rows_match_the_transformers_class() -> None:
         for scale in (1e-6, 1.0, 1e4):
             tensor = (torch.randn(50) * scale).to(dtype)
             assert Row("weight", measure(tensor)).text() == debug_utils.get_abs_min_max(tensor, "weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_pattern_is_decoded_as_torch_reads_it(dtype: torch.dtype) -> None:
+    bits = BITS[dtype]
+    patterns = torch.arange(bits.magnitude + 1).to(bits.integer)
+    expected = patterns.view(dtype).double().tolist()
+    found = [decoded(pattern, dtype) for pattern in patterns.tolist()]
+    assert [str(value) for value in found] == [str(value) for value in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_patterns_are_decoded_as_torch_reads_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.cat([torch.randn(100, dtype=dtype).abs() ** k for k in (1, 30, -30)] + [torch.tensor([0.0, INF])])
+    patterns = values.to(dtype).view(BITS[dtype].integer).tolist()
+    assert [decoded(pattern, dtype) for pattern in patterns] == values.to(dtype).double().tolist()
