@@ -61,8 +61,10 @@ def _own_failure(rank: RankRun) -> bool:
 
 
 def in_collective(rank: RankRun) -> bool:
-    """Its stack goes through torch.distributed or DeepSpeed's communication."""
-    return any(
+    """It waits for others: in a collective that its flight recorder shows as unfinished (NCCL's run on the GPU, and the
+    stack stands at whatever needs the GPU next), or its stack goes through torch.distributed or DeepSpeed.
+    """
+    return any(not call.finished for call in rank.collectives) or any(
         "distributed_c10d" in f.file or "/deepspeed/comm/" in f.file or "/deepspeed/" in f.file for f in rank.stack
     )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dsdoctor.case import Case
-from dsdoctor.runs.facts import EngineFacts, Failure, Frame, RankRun, Run, Step
+from dsdoctor.runs.facts import Collective, EngineFacts, Failure, Frame, RankRun, Run, Step
 from tests.diagnoses.examples import found
 
 SCRIPT = Frame(file="/home/u/train.py", line=80, function="main", text="dist.barrier()")
@@ -36,6 +36,15 @@ def hung(*ranks, outcome="hung", leg="with-deepspeed", stage=1):
     )
 
 
+READS_LOSS = Frame(file="/home/u/train.py", line=81, function="main", text="print(loss.item())")
+ON_THE_GPU = RankRun(
+    rank=0,
+    steps=steps(8),
+    last_step=8,
+    last_phase="script",
+    stack=(READS_LOSS,),
+    collectives=(Collective(group="0", group_name="default_pg", number=9, operation="all_reduce"),),
+)
 WAITS_IN_STEP = RankRun(rank=0, steps=steps(8), last_step=8, last_phase="step", stack=(SCRIPT, REDUCE, BARRIER))
 LEFT_LOOP = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", stack=(SCRIPT, BARRIER))
 SLEEPS = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", stack=(SLEEP,))
@@ -131,3 +140,9 @@ def test_the_call_of_one_rank_alone_is_named():
     (finding,) = found(hung(SAVES_ALONE, IN_BACKWARD), "comm/collective-mismatch")
     assert "rank 0 waits at /home/u/train.py:78: engine.save_checkpoint(d)" in finding.cause
     assert "every rank" in finding.fixes[0].text
+
+
+def test_rank_whose_collective_is_on_the_gpu_waits_for_the_others():
+    (finding,) = found(hung(ON_THE_GPU, SLEEPS), "hang/stalled-rank")
+    assert finding.cause.startswith("rank 1 stands still at /home/u/train.py:44")
+    assert "it waits in all_reduce (number 9 of the default group)" in finding.evidence[0].text
