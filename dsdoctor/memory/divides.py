@@ -15,10 +15,12 @@ def check(config: Mapping[str, Any], ranks: int) -> None:
     total = _whole(config.get("train_batch_size"))
     micro = _whole(config.get("train_micro_batch_size_per_gpu")) or 1
     steps = _whole(config.get("gradient_accumulation_steps")) or 1
-    if total and total % (micro * steps * ranks):
-        raise DoesNotDivide(
-            f"train_batch_size {total} does not divide by {ranks} ranks x micro-batch {micro} x {steps} micro-step(s)"
-        )
+    parts = sequence_parallel(config)
+    if ranks % parts:
+        raise DoesNotDivide(f"{ranks} ranks do not divide by sequence_parallel_size {parts}")
+    if total and total % (micro * steps * (ranks // parts)):
+        each = f"{ranks // parts} ranks x micro-batch {micro} x {steps} micro-step(s)"
+        raise DoesNotDivide(f"train_batch_size {total} does not divide by {each}")
     for key, size in (
         ("zero_optimization.zero_hpz_partition_size", _at(config, "zero_optimization", "zero_hpz_partition_size")),
         ("expert_parallel.autoep_size", _at(config, "expert_parallel", "autoep_size")),
@@ -32,6 +34,11 @@ def expert_parallel(config: Mapping[str, Any]) -> int:
     section = config.get("expert_parallel")
     on = isinstance(section, Mapping) and section.get("enabled") is True
     return (_at(config, "expert_parallel", "autoep_size") or 1) if on else 1
+
+
+def sequence_parallel(config: Mapping[str, Any]) -> int:
+    """Ranks that share a sequence; 1 without sequence parallelism."""
+    return _whole(config.get("sequence_parallel_size")) or 1
 
 
 def _at(config: Mapping[str, Any], section: str, key: str) -> int | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsdoctor.machine.facts import MachineFacts
 from dsdoctor.memory import advice
 from dsdoctor.memory.activations import Activations, Workload
-from dsdoctor.memory.divides import expert_parallel
+from dsdoctor.memory.divides import expert_parallel, sequence_parallel
 from dsdoctor.memory.facts import Checkpoint, MemoryFacts
 from dsdoctor.memory.inventory import Inventory, of_facts, split_experts
 from dsdoctor.memory.ladder import Room, recommended, rows
@@ -37,11 +37,12 @@ class Use:
     kept: int = 1
     """Checkpoints that are kept at the same time."""
 
-    def workload(self, micro_batch: int, model: Inventory) -> Workload:
+    def workload(self, micro_batch: int, model: Inventory, *, parts: int = 1) -> Workload:
+        """`parts` ranks share a sequence (Ulysses)."""
         return Workload(
             frozen=model.frozen > model.trainable,
             micro_batch=micro_batch,
-            sequence=self.sequence,
+            sequence=None if self.sequence is None else -(-self.sequence // parts),
             attention=self.attention,
             checkpointing=self.checkpointing,
         )
@@ -108,7 +109,9 @@ def _setup(
             work=work,
         )
 
-    return made(use.workload(use.micro_batch or made(None).micro_batch or 1, inventory))
+    return made(
+        use.workload(use.micro_batch or made(None).micro_batch or 1, inventory, parts=sequence_parallel(config))
+    )
 
 
 def _room(machine: MachineFacts, device: Literal["cpu", "cuda"]) -> Room:
@@ -139,7 +142,7 @@ def _described(inventory: Inventory) -> str:
 
 
 def _assumptions(config: Mapping[str, Any], setup: Setup, use: Use, room: Room) -> list[str]:
-    said = list(setup.model.made_up)
+    said = [*setup.model.made_up, *_not_modelled(config)]
     if setup.activations.known:
         said.append(f"activations: {setup.activations.source}; other implementations of the model save other tensors")
     else:
@@ -161,6 +164,28 @@ def _assumptions(config: Mapping[str, Any], setup: Setup, use: Use, room: Room) 
     if setup.pinned and setup.offload_optimizer != "none":
         said.append("each pinned buffer is rounded up to a power of two, as torch's allocator does")
     return said
+
+
+_NOT_MODELLED = {
+    ("tensor_parallel", "autotp_size"): "tensor parallelism",
+    ("zero_optimization", "zenflow"): "ZenFlow",
+    ("zero_optimization", "mics_shard_size"): "MiCS",
+    ("zero_optimization", "zero_quantized_weights"): "quantized weights",
+    ("pipeline", "stages"): "pipeline parallelism",
+}
+
+
+def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:
+    """What the config switches on and the formulas do not know."""
+    for (section, key), name in _NOT_MODELLED.items():
+        part = config.get(section)
+        value = part.get(key) if isinstance(part, Mapping) else None
+        if value is True or value not in (None, False, 0, 1, -1, "auto"):
+            yield f"{section}.{key}: {name} is not modelled; the figures are those without it"
+    zero = config.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
+    if isinstance(offload, Mapping) and offload.get("ratio") not in (None, 1, 1.0):
+        yield "offload_optimizer.ratio: all optimizer states are taken to be offloaded"
 
 
 def _what_would_tell(setup: Setup, use: Use) -> str:

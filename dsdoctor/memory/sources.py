@@ -18,6 +18,7 @@ from dsdoctor.memory.inventory import DTYPE_BYTES, Inventory
 from dsdoctor.memory.parameter import Parameter
 from dsdoctor.memory.shape import Shape, parameters
 
+ADAPTER = "adapter_config.json"
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -86,6 +87,8 @@ def _of_path(path: Path) -> Inventory:
 
 def _of_folder(folder: Path) -> Inventory:
     """The headers of the weights where they are there, which are exact; the config for the model's shape."""
+    if (folder / ADAPTER).is_file():
+        return _of_adapter(folder)
     files = headers.files_of(folder)
     if files:
         return _weighed(files, folder, _shape_beside(folder))
@@ -94,6 +97,17 @@ def _of_folder(folder: Path) -> Inventory:
     if any(one.suffix in _PICKLED for one in folder.iterdir()):
         raise ModelUnknown(f"{folder} has only pickled weights and no config.json; pickled files are not opened")
     raise ModelUnknown(f"{folder} has neither a config.json nor safetensors files")
+
+
+def _of_adapter(folder: Path) -> Inventory:
+    """A folder of PEFT: the adapter's weights are trained, the model that it names is frozen."""
+    base = model_config.read(folder / ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelUnknown(f"{folder / ADAPTER} names no base model")
+    model = inventory_of(base)
+    frozen = tuple(one._replace(trainable=False) for one in model.parameters)
+    adapters = headers.of_files(headers.files_of(folder))
+    return replace(model, parameters=(*frozen, *adapters), tied=0, source=f"{model.source}, with an adapter")
 
 
 def _weighed(files: list[Path], path: Path, shape: Shape | None) -> Inventory:

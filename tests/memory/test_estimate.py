@@ -206,3 +206,21 @@ def test_a_model_that_a_script_built_under_zero_init_is_known_as_such():
     cut = estimate(config(3), replace(SEVEN_B, partitioned=True), machine(), nproc_per_node=8, device="cuda").current
     assert whole.per_host.init_peak > 8 * 14e9
     assert cut.per_host.init_peak < whole.per_host.init_peak / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tensor_parallel": {"autotp_size": 4}}, "tensor parallelism"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "quantized weights"),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}}, "ratio"),
+    ],
+)
+def test_what_the_formulas_do_not_know_is_said(change, words):
+    told = estimate(config(1) | change, SEVEN_B, machine(), nproc_per_node=8, device="cuda").assumptions
+    assert any(words in one for one in told)
+    assert not any("not modelled" in one or "ratio" in one for one in _assumed(config(1)))
+
+
+def _assumed(given: dict) -> tuple[str, ...]:
+    return estimate(given, SEVEN_B, machine(), nproc_per_node=8, device="cuda").assumptions

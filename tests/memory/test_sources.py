@@ -127,3 +127,17 @@ def test_experts_are_spread_over_ranks():
     model = split_experts(Inventory(parameters=(dense, expert)), 4)
     assert [one.elements for one in model.parameters] == [100, 25]
     assert model.expert_parallel == 4
+
+
+def test_an_adapter_is_trained_and_its_base_frozen(tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    (base / "config.json").write_text(json.dumps(LLAMA))
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    written(adapter / "adapter_model.safetensors", {"lora_A": entry([16], 0, 32)}, body=32)
+    model = sources.inventory_of(str(adapter))
+    assert (model.trainable, model.frozen) == (16, sources.inventory_of(str(base)).all)
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(sources.ModelUnknown, match="names no base model"):
+        sources.inventory_of(str(adapter))
