@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Any
 
 from dsdoctor.comm.interfaces import Interface
@@ -74,6 +73,8 @@ class OddOneOut:
 
 def versions() -> dict[str, str]:
     """Python, the libraries that ranks must have alike, and the driver, without importing any."""
+    from importlib import metadata  # every command imports this module, and few ask for versions
+
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in _VERSIONS_OF:
         try:

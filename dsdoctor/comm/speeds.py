@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 _SLOW_PAIR = 3.0
@@ -58,7 +57,7 @@ class Speeds:
             kind = [pair for pair in self.pairs if pair.across is across]
             if len(kind) < _FEWEST:
                 continue
-            middle = median(pair.bandwidth for pair in kind)
+            middle = _median(pair.bandwidth for pair in kind)
             found += [(pair, middle / pair.bandwidth) for pair in kind if middle > _SLOW_PAIR * pair.bandwidth]
         return tuple(sorted(found, key=lambda one: -one[1]))
 
@@ -66,9 +65,15 @@ class Speeds:
         """Ranks that compute more slowly than the middle of all, each with how many times; the slowest first."""
         if self.compute is None or len(self.compute) < _FEWEST:
             return ()
-        middle = median(self.compute.values())
+        middle = _median(self.compute.values())
         found = [(rank, seconds / middle) for rank, seconds in self.compute.items() if seconds > _SLOW_RANK * middle]
         return tuple(sorted(found, key=lambda one: -one[1]))
+
+
+def _median(values: Iterable[float]) -> float:
+    from statistics import median  # every command imports this module, and few measure
+
+    return median(values)
 
 
 def speeds(records: Sequence[Iterable[Mapping[str, Any]]], hosts: Sequence[str]) -> Speeds | None:
