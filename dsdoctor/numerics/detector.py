@@ -4,7 +4,7 @@ The detector keeps the time (optimizer step, micro-step), hears from the module 
 engine's own backward and step, and lets the ledger judge. It never communicates in the training thread, never changes a
 value, and a failure of its own never reaches the user's code: it is kept in `problems`.
 
-Two watches feed it. `Frames` measures every tensor of every module at once; `Sentinel` records the blocks' tensors on
+Two watches feed it. `ForwardWatch` frames every module and measures at once; `Sentinel` records the blocks' tensors on
 the device, and what it recorded is judged once per optimizer step.
 """
 
@@ -171,9 +171,9 @@ class Detector:
         if seen_by_sentinel:
             event = self._guarded(self._second_look.at, event) or event
         self._publisher.publish(event)
-        if self.again is not None:
+        if self.again is not None or self._mode == "sentinel":
             self._watches.fall_silent()
-        elif seen_by_sentinel and self._mode == "auto" and self._attached:
+        elif seen_by_sentinel and self._attached:
             self._ledger.reset()
             self._watches.use_frames()
 

@@ -88,7 +88,9 @@ class SecondLook:
     Batches of the running step are kept (by reference) only if `replays`.
     """
 
-    def __init__(self, model: nn.Module, weights: WeightWatch, make: again.MakeEvent, frames: int, *, replays: bool):
+    def __init__(
+        self, model: nn.Module, weights: WeightWatch, make: again.MakeEvent, frames: int, *, replays: bool
+    ) -> None:
         self._model = model
         self._weights = weights
         self._make = make

@@ -49,7 +49,7 @@ class Sentinel:
         self._heartbeat = Heartbeat(self._points)
         self._rings = Rings()
         self.after_backward: Callable[[], None] | None = None
-        self._queued = False
+        self._queued = self._started = False
         self._backward_of: tuple[int, int] | None = None
         self._training = False
         self._notes: list[tuple[Note, Place]] = []
@@ -184,10 +184,14 @@ class Sentinel:
 
     def start_reading(self) -> None:
         """All rows of this step are written: start to copy them."""
+        self._started = True
         self._rings.start_reading()
 
     def finish_reading(self) -> list[Reading]:
         """What was recorded since the last reading: in the order of time, then what compiled code left."""
+        if not self._started:  # an engine whose accumulation ends where the script says does not tell before
+            self._rings.start_reading()
+        self._started = False
         self._rings.finish_reading()
         self._seen.clear()
         self._backward_of = None

@@ -92,7 +92,9 @@ class Watches:
             self.sentinel.reset(training=training)
 
     def fall_silent(self) -> None:
-        """All is told: frames go on for traces, nothing is suspected any more."""
+        """All is told: frames go on for traces, nothing is suspected or recorded any more."""
+        if self.sentinel is not None:
+            self.sentinel.detach()
         if self.forward is not None:
             self.forward.suspecting = False
         if self._gradients is not None:

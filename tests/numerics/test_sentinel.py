@@ -381,3 +381,22 @@ def test_a_learning_rate_of_zero_is_named() -> None:
             net(batch).sum().backward()
             optimizer.step()
     assert [text.rpartition(": ")[2] for text in detector.warnings] == ["the learning rate is 0"]
+
+
+def test_an_engine_that_does_not_say_before_where_accumulation_ends() -> None:
+    class Unmanaged(TinyEngine):
+        """Its step is the boundary, as that of DeepSpeed with `managed_gradient_accumulation` false."""
+
+        running = False
+
+        def is_gradient_accumulation_boundary(self) -> bool:
+            return self.running
+
+        def step(self) -> None:
+            self.running = True
+            super().step()
+            self.running = False
+
+    found = hit(Unmanaged(Stack(Block(), Block(Fails(2)))), batches(4), mode="sentinel")
+    assert found is not None
+    assert (found.step, found.micro_step, found.module) == (2, 0, "layers.1")
