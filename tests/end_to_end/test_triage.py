@@ -1,14 +1,12 @@
 """The real command on real DeepSpeed with two ranks: what a user gets for the great ways in which a run fails."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.end_to_end.command import call, ids, stage
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SMALL_BUCKETS = {"reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000}
@@ -34,40 +32,11 @@ HF_ARGUMENTS = [
 ]
 
 
-def call(arguments, cwd, *script_args, limit=400):
-    """Run dsdoctor and give back its exit code and its document; nothing of it may be left running."""
-    command = [sys.executable, "-m", "dsdoctor", *arguments, "--json", "--", *script_args]
-    finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=limit, check=False)
-    assert "Traceback" not in finished.stderr, finished.stderr
-    assert not left_over(cwd)
-    return finished.returncode, json.loads(finished.stdout)
-
-
-def left_over(cwd):
-    """Processes that work in this folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(cwd) and process.pid != os.getpid():
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
 def triage(tmp_path, script, config, *script_args, options=()):
     shutil.copy(SCRIPTS / script, tmp_path / "train.py")
     (tmp_path / "ds_config.json").write_text(json.dumps(config))
     arguments = ["triage", "ds_config.json", "train.py", "--nproc", "2", "--steps", "6", *options]
     return call(arguments, tmp_path, *script_args)
-
-
-def ids(document, severity=None):
-    return [f["id"] for f in document["findings"] if severity in (None, f["severity"])]
-
-
-def stage(document, name):
-    return next(stage for stage in document["stages"] if stage["name"] == name)
 
 
 def test_healthy_bf16(tmp_path):
