@@ -243,7 +243,7 @@ class Detector:
         before = self._steps.before(self._judge.gradients, thorough=sentinel is None)
         if before.boundary:
             if sentinel is not None:
-                sentinel.start_reading()
+                sentinel.start_reading(trained=self.first_bad is None)
                 if not engines.checks_gradients(self._engine):
                     self._judge_readings(before)
             self._watchdog.before_step()

@@ -182,9 +182,11 @@ class Sentinel:
 
     # ------------------------------------------------------------------ reading
 
-    def start_reading(self) -> None:
-        """All rows of this step are written: start to copy them."""
+    def start_reading(self, *, trained: bool = False) -> None:
+        """All rows of this step are written: start to copy them. `trained` says that there was a forward for sure."""
         self._started = True
+        if trained and not self._notes:
+            self._heartbeat.backward_ended()
         self._rings.start_reading()
 
     def finish_reading(self) -> list[Reading]:

@@ -305,6 +305,17 @@ def test_compiled_code_that_runs_without_the_hooks_is_noticed() -> None:
     assert "skip_nnmodule_hook_guards" in detector.warnings[0]
 
 
+def test_steps_of_which_nothing_is_heard_are_noticed() -> None:
+    """As with CUDA graphs, which play kernels again without Python."""
+    engine = TinyEngine(Stack(Block()))
+    for parameter in engine.module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with attach(engine, mode="sentinel") as detector:
+        engine.step()
+    assert len(detector.warnings) == 1
+    assert "heard of 0 of 3 blocks" in detector.warnings[0]
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_code_reports_where_the_hooks_came_first(backend: str) -> None:
     """In one graph, without a break: `fullgraph` would raise."""
