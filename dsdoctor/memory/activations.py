@@ -49,14 +49,17 @@ class Workload:
 class Activations:
     """Bytes. `saved` lives from forward to backward.
 
-    `loss_forward` and `loss` are the most that logits and loss add to it in forward and in backward. `working` is what
-    one layer needs at most while it is computed again under checkpointing. `source` says how the figures were found;
-    empty where they were not.
+    `loss_forward` and `loss` are the most that logits and loss add to it in forward and in backward; `output` is what
+    the script holds of them all the while. `passing` are the gradients within one layer, `working` is what that layer
+    needs while it is computed again under checkpointing. `source` says how the figures were found; empty where they
+    were not.
     """
 
     saved: int = 0
     loss: int = 0
     loss_forward: int = 0
+    output: int = 0
+    passing: int = 0
     working: int = 0
     source: str = ""
 
@@ -80,6 +83,8 @@ def of_transformer(shape: Shape, work: Workload, *, weight: int) -> Activations:
         saved=shape.layers * (entry if work.checkpointing else layer) + _norm(shape, work, weight, feeds=False),
         loss=(weight + 3 * _FP32) * logits,
         loss_forward=(weight + (2 * _FP32 if weight < _FP32 else _FP32)) * logits,
+        output=weight * logits,
+        passing=_passing(shape, work, weight),
         working=layer if work.checkpointing else 0,
         source=f"arithmetic of the model's shape{checkpointed}",
     )
@@ -131,3 +136,10 @@ def _feed_forward(shape: Shape, work: Workload, width: int, weight: int) -> int:
     """Gated ones save both branches, the activation and the product; plain ones input and output of the activation."""
     tensors = 4 if shape.family == "llama" else 5 if shape.python_gelu else 2
     return (tensors - work.unkept) * weight * work.tokens * width
+
+
+def _passing(shape: Shape, work: Workload, weight: int) -> int:
+    """Gradients of both branches and the product of a feed-forward part, and those on the way past it."""
+    width = shape.experts_a_token * shape.expert_intermediate if shape.experts else shape.intermediate
+    branches = 3 if shape.family == "llama" else 2
+    return weight * work.tokens * (branches * width + 2 * shape.hidden)

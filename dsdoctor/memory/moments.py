@@ -122,9 +122,8 @@ def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
     known = setup.activations
     gathered = _gathered_for_backward(setup) if traced else _gathered_one_by_one(setup)
     begin = held.plus(activations=known.saved + known.loss, buffers=gathered)
-    head = held.plus(
-        activations=known.saved + known.working, gradients=_head(setup), buffers=gathered + _early_bucket(setup)
-    )
+    within = known.output + known.passing + known.working
+    head = held.plus(activations=known.saved + within, gradients=_head(setup), buffers=gathered + _early_bucket(setup))
     end = _reducing(setup, held).plus(buffers=gathered)
     return max(
         begin, head, end, _first_layer(setup, held, gathered), *_tied_end(setup, held), key=lambda one: one.total
@@ -133,7 +132,8 @@ def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
 
 def _first_layer(setup: Setup, held: Holding, gathered: int) -> Holding:
     """The layer that backward comes to last, computed again under checkpointing; its gradients are not there yet."""
-    working = setup.activations.working
+    known = setup.activations
+    working = known.output + known.passing + known.working if known.working else 0
     if setup.stage >= 2:
         return _reducing(setup, held).plus(buffers=gathered, activations=working)
     layers = setup.model.shape.layers if setup.model.shape is not None else 1
@@ -142,8 +142,19 @@ def _first_layer(setup: Setup, held: Holding, gathered: int) -> Holding:
 
 
 def _head(setup: Setup) -> int:
-    """The gradient of the head, which is the first to be there; one that is used twice waits for its other part."""
-    return setup.weight * min(setup.model.tied or setup.model.largest_parameter, setup.model.trainable)
+    """The first gradients: of the head, and of the layer before it.
+
+    Stage 2 makes room for all of its own part when the first bucket is reduced (`copy_grads_in_partition`). A head that
+    is used twice waits for its other part.
+    """
+    if not setup.activations.known:
+        return 0
+    w, model = setup.weight, setup.model
+    layers = model.shape.layers if model.shape is not None else 1
+    first = w * min(model.trainable, max(model.tied, model.largest_parameter) + model.trainable // layers)
+    if setup.stage == 2 and setup.offload_optimizer == "none":
+        return w * model.tied + setup.accumulated * setup.trained_shard
+    return first if setup.stage < 2 else w * (model.tied or model.largest_parameter)
 
 
 def _early_bucket(setup: Setup) -> int:
