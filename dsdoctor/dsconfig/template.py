@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dsdoctor.dsconfig import patch
 from dsdoctor.machine.facts import Device, MachineFacts
-from dsdoctor.memory.estimate import estimate
+from dsdoctor.memory.estimate import Use, estimate
 from dsdoctor.memory.facts import Need
 from dsdoctor.runs.facts import ModelFacts
 from dsdoctor.units import size
@@ -55,6 +55,9 @@ def fitting(wish: Wish) -> Chosen:
     devices = tuple(Device(index=index, name="GPU", total_bytes=wish.gpu_bytes) for index in range(wish.gpus))
     machine = MachineFacts(devices=devices, memory_available=wish.host_bytes)
     facts = estimate(plain, model, machine, nproc_per_node=wish.gpus, device="cuda")
+    if facts.recommended is None:
+        sharded = Use(zero_init=True)
+        facts = estimate(plain, model, machine, nproc_per_node=wish.gpus, device="cuda", use=sharded)
     if facts.recommended is None:
         raise NothingFits(
             f"{wish.parameters:,} parameters fit on {wish.gpus} GPUs of {size(wish.gpu_bytes)} with "

@@ -147,7 +147,9 @@ def _assumptions(config: Mapping[str, Any], setup: Setup, use: Use, room: Room) 
         said.append(f"activations: {setup.activations.source}; other implementations of the model save other tensors")
     else:
         said.append("activations are not counted: their size is not known" + _what_would_tell(setup, use))
-    if not setup.built_in_shards:
+    if setup.zero_init:
+        said.append("at stage 3 the script builds the model under zero.Init, so that no rank holds the whole of it")
+    else:
         said.append("the script builds the whole model in every rank before DeepSpeed takes it (no zero.Init)")
     if not knows_optimizer(config):
         said.append("the optimizer is not in the config and counts as Adam: 8 bytes of state for a parameter")

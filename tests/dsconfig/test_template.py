@@ -64,3 +64,11 @@ def test_a_larger_model_asks_for_more():
 def test_what_fits_nowhere_is_said():
     with pytest.raises(NothingFits, match="at no ZeRO stage"):
         fitting(wish(9 * 10**12))
+
+
+def test_what_no_gpu_can_hold_whole_is_built_in_shards():
+    """70e9 parameters are 140 GB in 16 bit: on GPUs of 80 GiB that takes zero.Init, which is said."""
+    wanted = Wish(parameters=70_000_000_000, gpus=8, gpu_bytes=80 * GIB, host_bytes=2000 * GIB)
+    chosen = fitting(wanted)
+    assert chosen.config["zero_optimization"]["stage"] == 3
+    assert any("zero.Init" in text and "stage 3" in text for text in chosen.assumptions)
