@@ -33,6 +33,8 @@ from dsdoctor.numerics.replay import NotReplayable, RandomState, find_origin
 from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf
 from dsdoctor.numerics.weights import WeightWatch, is_harmful
 
+Leaf = tuple[str, Any]
+"""A value among a call's arguments or results, with its label before it."""
 _REPLAYS = 8
 """Second runs of modules that one detector does at most."""
 
@@ -121,8 +123,9 @@ class ForwardWatch:
         name = self._names.get(id(module))
         if name is None:  # a module that was put into the model after we were attached
             name = self._names[id(module)] = _name_of(self._root, module)
+        leaves = list(trees.arguments(args, kwargs))
         if recomputing():
-            self._note_taken(module, args, kwargs)
+            self._note_taken(name, leaves)
             return
         if not self._stack:
             if module is not self._root:
@@ -132,11 +135,11 @@ class ForwardWatch:
         call = Call(module, name)
         if self._counting:
             call.random_state = RandomState.now()
-            call.versions = versions([t for _, t in trees.arguments(args, kwargs) if isinstance(t, Tensor)])
+            call.versions = versions([leaf for _, leaf in leaves if isinstance(leaf, Tensor)])
         self._read_weights(call)
-        self._read_inputs(call, args, kwargs)
+        self._read_inputs(call, leaves)
         if self._counting:
-            self._note_taken(module, args, kwargs)
+            self._note_taken(name, leaves)
         self._stack.push(call)
 
     def _forget(self) -> None:
@@ -160,8 +163,8 @@ class ForwardWatch:
             if buffer is not None and buffer.is_floating_point():
                 call.rows.append(Row(label, self._weights.range_of(buffer), "empty"))
 
-    def _read_inputs(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        rows, bad = self._rows(trees.arguments(args, kwargs))
+    def _read_inputs(self, call: Call, leaves: list[Leaf]) -> None:
+        rows, bad = self._rows(leaves)
         call.inputs = rows
         if not self._counting or not bad:
             return
@@ -213,24 +216,26 @@ class ForwardWatch:
         if call is None:
             return
         raised = output is None and sys.exc_info()[0] is not None
-        rows, bad = self._rows(trees.leaves(output, "output"))
+        leaves = list(trees.leaves(output, "output"))
+        rows, bad = self._rows(leaves)
         if raised:
             rows = [Row("output", None, "raised")]
         self._frames.add(Frame(call.name, type(module).__name__, (*call.rows, *call.inputs, *rows)))
         if self._counting:
             self._judge(call, args, kwargs, bad)
-            self._note_made(module, output)
+            self._note_made(leaves)
         if module is self._root:
             self._root_ended(bad, output)
         self._host.frame_taken()
 
     def _recomputed(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """A second forward of activation checkpointing. It must give what the first one gave."""
-        inputs, bad_inputs = self._rows(trees.arguments(args, kwargs))
-        rows, bad = self._rows(trees.leaves(output, "output"))
+        inputs, bad_inputs = self._rows(list(trees.arguments(args, kwargs)))
+        leaves = list(trees.leaves(output, "output"))
+        rows, bad = self._rows(leaves)
         name = self._names.get(id(module), "")
         self._frames.add(Frame(name, f"{type(module).__name__} (recomputed)", (*inputs, *rows)))
-        self._note_made(module, output)
+        self._note_made(leaves)
         if bad and not bad_inputs and self.suspecting and self._ledger.earliest() is None:
             event = self._host.event("backward", name, f"recomputed {bad[0].label}", bad[0].kind, bad[0].dtype)
             detail = "finite in forward, not finite when activation checkpointing ran the module again"
@@ -285,7 +290,7 @@ class ForwardWatch:
 
     # ------------------------------------------------------------------ reading
 
-    def _rows(self, leaves: Iterator[tuple[str, Any]]) -> tuple[list[Row], list[_Bad]]:
+    def _rows(self, leaves: list[Leaf]) -> tuple[list[Row], list[_Bad]]:
         rows, bad = [], []
         for label, leaf in leaves:
             if not isinstance(leaf, Tensor):
@@ -307,16 +312,16 @@ class ForwardWatch:
         self._known[id(tensor)] = (weakref.ref(tensor), version, found)
         return found
 
-    def _note_taken(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _note_taken(self, name: str, leaves: list[Leaf]) -> None:
         if self._gradients is not None and torch.is_grad_enabled():
-            for label, leaf in trees.arguments(args, kwargs):
+            for label, leaf in leaves:
                 if isinstance(leaf, Tensor):
-                    self._gradients.taken(leaf, self._names[id(module)], label)
+                    self._gradients.taken(leaf, name, label)
 
-    def _note_made(self, module: nn.Module, output: Any) -> None:
+    def _note_made(self, leaves: list[Leaf]) -> None:
         if self._gradients is not None and torch.is_grad_enabled():
             caller = self._stack.top.name if self._stack.top is not None else ""
-            for label, leaf in trees.leaves(output, "output"):
+            for label, leaf in leaves:
                 if isinstance(leaf, Tensor):
                     self._gradients.produced(leaf, caller, f"{label}.grad")
 

@@ -8,6 +8,7 @@ lacks the float reductions, and it keeps the smallest magnitude of a tensor that
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,13 +85,49 @@ def measure(tensor: Tensor) -> Range | None:
         if values is None:
             return _integer_range(tensor.detach())
         bits = BITS[values.dtype]
-        low, high = torch.aminmax(values.view(bits.integer) & bits.magnitude)
+        low, high = _magnitudes(values.view(bits.integer), bits.magnitude)
         if values.device.type == "cpu":
             least, most = low.item(), high.item()
         else:
             least, most = torch.stack((low, high)).tolist()
         most = int(most)
         return Range(decoded(int(least), values.dtype), decoded(most, values.dtype), _kind(most, bits, values))
+
+
+class _Scratch(threading.local):
+    """One buffer a thread, type and device, for tensors whose magnitudes would else ask for fresh pages every time."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, values: Tensor) -> Tensor:
+        """A flat buffer of as many elements."""
+        key = (values.device, values.dtype)
+        known = self._buffers.get(key)
+        if known is None:
+            known = self._buffers[key] = torch.empty(_PIECE, dtype=values.dtype, device=values.device)
+        return known[: values.numel()]
+
+
+_scratch = _Scratch()
+_SMALL, _PIECE = 2**17, 2**20
+"""Elements up to which a fresh buffer costs little, and elements that are read at a time."""
+
+
+def _magnitudes(patterns: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+    """Smallest and largest pattern without the sign bit."""
+    if patterns.numel() <= _SMALL or not patterns.is_contiguous():
+        low, high = torch.aminmax(patterns & mask)
+        return low, high
+    extremes: list[Tensor] = []
+    for piece in patterns.view(-1).split(_PIECE):
+        buffer = _scratch.like(piece)
+        torch.bitwise_and(piece, mask, out=buffer)
+        extremes += torch.aminmax(buffer)
+    if len(extremes) == 2:
+        return extremes[0], extremes[1]
+    low, high = torch.aminmax(torch.stack(extremes))
+    return low, high
 
 
 def decoded(pattern: int, dtype: torch.dtype) -> float:
