@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsdoctor.memory import terms
+from dsdoctor.memory import gathering, terms
 from dsdoctor.memory.facts import Holding, Moment
 from dsdoctor.memory.setup import Setup
 
@@ -113,14 +113,16 @@ def _initialize_plain(setup: Setup, held: Holding) -> Holding:
 
 def _forward(setup: Setup, held: Holding) -> Holding:
     known = setup.activations
-    return held.plus(activations=known.saved + known.loss_forward, buffers=terms.secondary(setup) + _gathered(setup))
+    return held.plus(
+        activations=known.saved + known.loss_forward, buffers=terms.secondary(setup) + gathering.at_the_turn(setup)
+    )
 
 
 def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
     """The highest of its begin, with all activations, the layers, and its end, with all gradients."""
     held = held.plus(buffers=terms.secondary(setup), gradients=_accumulated(setup))
     known = setup.activations
-    gathered = _gathered_for_backward(setup) if traced else _gathered_one_by_one(setup)
+    gathered = gathering.for_backward(setup) if traced else gathering.one_by_one(setup)
     begin = held.plus(activations=known.saved + known.loss, buffers=gathered)
     within = known.output + known.passing + known.working
     head = held.plus(activations=known.saved + within, gradients=_head(setup), buffers=gathered + _early_bucket(setup))
@@ -224,58 +226,6 @@ def _reducing_at_the_boundary(setup: Setup, held: Holding) -> Holding:
     return held.plus(gradients=w * trained + more, buffers=terms.bucket(setup))
 
 
-def _gathered(setup: Setup) -> int:
-    """Stage 3: parameters that are whole at the turn from forward to backward, and those on their way.
-
-    A prefetch goes on until it has passed its size, and gathers into a flat buffer, out of which the parameters are
-    copied (`AllGatherCoalescedHandle.wait`); two of these are under way.
-    """
-    return _kept(setup) + min(_cut(setup), _ahead(setup))
-
-
-def _gathered_for_backward(setup: Setup) -> int:
-    """The same at the begin of backward, where what is kept need not be gathered again.
-
-    Embeddings that are frozen have no backward and are not kept.
-    """
-    kept, rest = _kept(setup), _cut(setup)
-    unused = setup.weight * setup.model.largest if setup.model.frozen > setup.model.trainable else 0
-    return max(0, kept - unused) + min(rest - kept, _ahead(setup))
-
-
-def _cut(setup: Setup) -> int:
-    """Stage 3: bytes of all parameters that are not kept whole; nothing is gathered by a single rank."""
-    if setup.ranks == 1 or setup.stage < 3:
-        return 0
-    return setup.weight * setup.model.all - terms.persistent(setup)
-
-
-def _kept(setup: Setup) -> int:
-    """Parameters that stay gathered because they are used again within `max_reuse_distance` elements.
-
-    From a place before the end of forward, backward comes back after twice as many elements
-    (`partitioned_param_coordinator.py`, `__params_to_release`).
-    """
-    return min(_cut(setup), setup.weight * setup.max_reuse // 2)
-
-
-def _ahead(setup: Setup) -> int:
-    """What two prefetches gather, the larger one with the largest parameter.
-
-    They stop where `max_live_parameters` are whole, but for the module at work.
-    """
-    live = _kept(setup) // setup.weight
-    each = min(setup.prefetch, max(0, setup.max_live - live))
-    return setup.weight * (2 * each + setup.model.largest_parameter + setup.model.largest_untied)
-
-
-def _gathered_one_by_one(setup: Setup) -> int:
-    """Before the order of the modules is known: the one at work, and the buffer that it was gathered in."""
-    if setup.ranks == 1 or setup.stage < 3:
-        return 0
-    return 2 * setup.weight * setup.model.largest_module
-
-
 def _step(setup: Setup, held: Holding) -> Holding:
     """The optimizer's step: gradients in the master's precision and what the kernel needs for itself."""
     temporaries = setup.temporaries * (setup.master or 4)
@@ -296,12 +246,13 @@ def _step(setup: Setup, held: Holding) -> Holding:
 
 
 def _plain_step(setup: Setup, held: Holding) -> Holding:
-    """Stage 0. Parameters are stepped one by one, so that one of them counts; the 16-bit wrappers need fp32 gradients.
+    """Stage 0. torch's Adam steps one parameter after the other on a CPU, all at once on a GPU (foreach).
 
-    The fused one casts every gradient and then flattens them (`FP16_Optimizer.step`).
+    The 16-bit wrappers need fp32 gradients; the fused one casts every gradient and then flattens them
+    (`FP16_Optimizer.step`).
     """
     trained, largest = setup.model.trainable, setup.model.largest_parameter
-    kernel = setup.temporaries * 4 * largest
+    kernel = setup.temporaries * 4 * (largest if setup.device == "cpu" else trained)
     if not setup.low_precision:
         return held.plus(gradients=4 * trained, buffers=kernel)
     flat = 4 * trained if setup.fused else 0
