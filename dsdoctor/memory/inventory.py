@@ -96,22 +96,28 @@ class Inventory:
 
     def fullest_bucket(self, size: int) -> int:
         """Most elements that a reduction of more than one gradient holds, with buckets of that size."""
-        return max((sum(one) for one in self._packed(size) if len(one) > 1), default=0)
+        return max((total for total, count in self._packed(size) if count > 1), default=0)
 
     def first_bucket(self, size: int) -> int:
         """Elements in the first bucket that fills up; 0 where the first gradient does not go into one."""
-        first = next(iter(self._packed(size)), [0])
-        return sum(first) if sum(first) <= size else 0
+        first, _ = self._packed(size)[0]
+        return first if first <= size else 0
 
-    def _packed(self, size: int) -> list[list[int]]:
-        """Gradients in buckets, in the order of the forward pass; one that is too large is alone."""
-        buckets: list[list[int]] = [[]]
-        for one in self.parameters:
-            if one.trainable and sum(buckets[-1]) + one.elements > size and buckets[-1]:
-                buckets.append([])
-            if one.trainable:
-                buckets[-1].append(one.elements)
-        return buckets
+    def _packed(self, size: int) -> list[tuple[int, int]]:
+        """Elements and gradients in each bucket, in the order of the forward pass; one that is too large is alone."""
+        if size not in self._buckets:
+            buckets, total, count = [], 0, 0
+            for one in self.parameters:
+                if one.trainable and count and total + one.elements > size:
+                    buckets.append((total, count))
+                    total = count = 0
+                total, count = (total + one.elements, count + 1) if one.trainable else (total, count)
+            self._buckets[size] = [*buckets, (total, count)]
+        return self._buckets[size]
+
+    @cached_property
+    def _buckets(self) -> dict[int, list[tuple[int, int]]]:
+        return {}
 
     @cached_property
     def largest_module(self) -> int:
@@ -143,10 +149,19 @@ class Inventory:
     def persistent(self, threshold: int, most: int) -> int:
         """Elements of the parameters that stage 3 keeps whole: those up to a threshold, in order, up to `most`."""
         kept = 0
-        for one in self.parameters:
-            if one.elements <= threshold and kept + one.elements <= most:
-                kept += one.elements
+        for elements in self._up_to(threshold):
+            kept += elements if kept + elements <= most else 0
         return kept
+
+    def _up_to(self, threshold: int) -> list[int]:
+        """Sizes of the parameters up to a threshold, in order."""
+        if threshold not in self._small:
+            self._small[threshold] = [one.elements for one in self.parameters if one.elements <= threshold]
+        return self._small[threshold]
+
+    @cached_property
+    def _small(self) -> dict[int, list[int]]:
+        return {}
 
     def _chosen(self, trainable: bool | None, expert: bool | None) -> Iterable[Parameter]:
         return (

@@ -9,6 +9,7 @@ from dsdoctor.memory.advice import largest
 from dsdoctor.memory.estimate import Use, estimate
 from dsdoctor.memory.hf_config import shape_of
 from dsdoctor.memory.inventory import Inventory
+from dsdoctor.memory.parameter import Parameter
 from dsdoctor.memory.shape import parameters
 from dsdoctor.memory.traffic import cost
 from tests.memory.test_shape import GROUPED
@@ -97,3 +98,11 @@ def test_fp32_is_offered_bf16_last():
     tight = estimate({}, model, machine, nproc_per_node=1, device="cpu", use=use)
     assert tight.needs[tight.recommended].precision == "bf16"
     assert tight.patch["bf16"] == {"enabled": True}
+
+
+def test_buckets_fill_in_order():
+    """Gradients of 4, 4, 9 and 3 elements in buckets of 8: two together, one too large for any, the last alone."""
+    model = Inventory(parameters=tuple(Parameter(f"{i}.w", size) for i, size in enumerate((4, 4, 9, 3))))
+    assert (model.fullest_bucket(8), model.first_bucket(8)) == (8, 8)
+    assert (model.fullest_bucket(3), model.first_bucket(3)) == (0, 0)
+    assert model.fullest_bucket(10**9) == 20
