@@ -205,6 +205,7 @@ FAULTS = (
     Fault(
         name="schedule",
         blame=("config",),
+        plant={"loss": "loss = loss / (loss < 1e6)"},
         config={"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 4e4, "warmup_num_steps": 2}}},
         culprit=("scheduler.params.warmup_max_lr", "scheduler.type"),
         ids=("config/suspicious-value", "config/guilty-key", *NAN),
