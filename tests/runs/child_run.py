@@ -100,6 +100,8 @@ def run_child(work: Path, *, world_size: int = 1, launcher_arguments: Sequence[s
     finally:
         for process in ranks:
             process.kill()
+        for left in Path("/dev/shm").glob(f"deepspeed_*_{port}_*"):  # of DeepSpeed's CPU op; a run's parent removes it
+            left.unlink(missing_ok=True)
     traces = tuple(read_trace(folder, rank) for rank in range(world_size))
     return ChildRun(work=work, folder=folder, codes=codes, traces=traces)
 

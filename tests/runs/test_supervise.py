@@ -290,7 +290,9 @@ def test_script_of_a_user_under_the_real_child(tmp_path: Path) -> None:
         "import os, sys, time\n"
         "print('hello from', os.environ['RANK'], sys.argv[1:])\n"
         "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists('said'): time.sleep(0.05)\n"
         "    raise ValueError('bad sample')\n"
+        "open('said', 'w').close()\n"
         "time.sleep(600)\n"
     )
     folder = tmp_path / "run"
@@ -300,7 +302,7 @@ def test_script_of_a_user_under_the_real_child(tmp_path: Path) -> None:
 
     assert (run.outcome, run.why) == ("raised", "rank 1 raised ValueError: bad sample")
     failure = run.failures[0]
-    assert (failure.rank, failure.frames[-1].line, failure.frames[-1].file) == (1, 4, str(script))
+    assert (failure.rank, failure.frames[-1].line, failure.frames[-1].file) == (1, 5, str(script))
     assert run.ranks[0].ended_by_us
     assert (folder / "stdout-rank0.txt").read_text() == "hello from 0 ['--lr', '1']\n"
     assert marked_pids(folder) == set()
