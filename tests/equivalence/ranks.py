@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from dsdoctor.runs import plain
-from tests.equivalence.cases import MICRO_STEPS, configs
+from tests.equivalence.cases import MICRO_STEPS, configs, parts
 
 _WIDTH = 16
 
@@ -81,7 +82,7 @@ def main() -> None:
             print(name, file=sys.stderr, flush=True)
             results[name] = {
                 "deepspeed": attempt(deepspeed.initialize, json.loads(json.dumps(config))),
-                "plain": attempt(plain.initialize, config),
+                "plain": attempt(partial(plain.initialize, zero_stage=parts(name)[0]), config),
             }
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, results)

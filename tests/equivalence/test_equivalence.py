@@ -30,6 +30,8 @@ TOLERANCE = {
     "bf16": 4 * 2**-8,
     "fp16": 8 * 2**-11,
 }
+ACCUMULATED = 2.0
+"""ZeRO 2 and 3 add up gradients that are averaged already, in the model's precision: one more rounding a micro-step."""
 APART = {
     "zero0/fp16/*": "DeepSpeed's defect: fp16 without ZeRO never scales the loss (0.18.3 to 0.19.8)",
     "zero[123]/*/Adafactor": "ZeRO's flat vectors have no rows and columns, of which Adafactor keeps its statistics",
@@ -143,7 +145,7 @@ def test_trains_as_deepspeed_does(seen: dict[str, list[dict[str, Any]]], name: s
     if error := ranks[0]["plain"].get("error"):
         assert reason(name, NOT_PLAYED), error
         return
-    apart, allowed = difference(ranks), TOLERANCE[parts(name)[1]]
+    apart, allowed = difference(ranks), TOLERANCE[parts(name)[1]] * (ACCUMULATED if "accumulation" in name else 1)
     if reason(name, APART):
         return
     assert apart <= allowed

@@ -117,7 +117,8 @@ class Intercept:
     def _start_plain(self, call: dict[str, Any], config: dict[str, Any]) -> Any:
         from dsdoctor.runs import plain
 
-        result = plain.initialize(**call, config=config)
+        stage = run_config.zero_stage(self._session.spec.config)
+        result = plain.initialize(**call, config=config, zero_stage=stage)
         for note in result[0].notes:
             self._session.note(note)
         return result

@@ -30,9 +30,12 @@ def initialize(
     config: dict[str, Any] | None = None,
     mesh_param: Any = None,
     config_params: dict[str, Any] | None = None,
+    zero_stage: int = 1,
     **ignored: Any,
 ) -> tuple[PlainEngine, Optimizer | None, Any, Any]:
     """Same arguments, order of results and meaning as `deepspeed.initialize`; `config` is a dict here.
+
+    `zero_stage` is the stage that DeepSpeed would run at: without ZeRO its 16-bit optimizers begin otherwise.
 
     Returns:
         engine, optimizer (None without one), data loader (None without `training_data`), schedule.
@@ -54,5 +57,6 @@ def initialize(
         lr_scheduler=lr_scheduler,
         mpu=mpu,
         collate_fn=collate_fn,
+        zero_stage=zero_stage,
     )
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dsdoctor.runs.plain import checkpoint, optimizers, precision, process, schedules, settings
+from dsdoctor.runs.plain import checkpoint, optimizers, precision, process, release, schedules, settings
 from dsdoctor.runs.plain.data import PlainLoader
 from dsdoctor.runs.plain.errors import MemberNotPlayed, NotPlayed
 from dsdoctor.runs.plain.gradients import Gradients
@@ -46,6 +46,7 @@ class PlainEngine(Queries, nn.Module):
         lr_scheduler: Any = None,
         mpu: Any = None,
         collate_fn: Any = None,
+        zero_stage: int = 1,
     ) -> None:
         super().__init__()
         _refuse(model, mpu)
@@ -69,6 +70,8 @@ class PlainEngine(Queries, nn.Module):
         self.module = model
         self.training_dataloader = self.deepspeed_io(training_data) if training_data else None
         self._build_optimizer(optimizer, model_parameters)
+        if self.optimizer is not None and release.begins_with_an_empty_step(self.settings.precision, zero_stage):
+            self.optimizer.empty_step()
         self._build_scheduler(lr_scheduler)
         self._gradients = Gradients(self._trained(), self.settings)
 

@@ -36,6 +36,11 @@ def bare_scale_defaults() -> bool:
     return release() < (0, 17, 1)
 
 
+def begins_with_an_empty_step(precision: str, zero_stage: int) -> bool:
+    """Whether a step with zero gradients makes the optimizer's state: without ZeRO fp16 and, since 0.17.6, bf16."""
+    return zero_stage == 0 and (precision == "fp16" or (precision == "bf16" and release() >= (0, 17, 6)))
+
+
 def growth_delay() -> int:
     """Clean steps beyond the window before the loss scale doubles: one since 0.17.1, none before."""
     return 0 if release() < (0, 17, 1) else 1

@@ -79,6 +79,18 @@ class PlainOptimizer(Optimizer):
         self.optimizer.step()
         self.refresh_parameters()
 
+    @torch.no_grad()
+    def empty_step(self) -> None:
+        """One step with zero gradients, by which DeepSpeed's 16-bit optimizers without ZeRO make their state.
+
+        It counts for Adam's bias correction, so that the first steps are shorter than those of a fresh optimizer.
+        """
+        for pair in self.pairs:
+            pair.master.grad = torch.zeros_like(pair.master)
+        self.optimizer.step()
+        for pair in self.pairs:
+            pair.master.grad = None
+
     def _hand_over(self, scale: float) -> None:
         """Give the masters their gradients: in fp32, unscaled, clipped by the global norm."""
         divisor: float | Tensor = scale
