@@ -16,6 +16,7 @@ from dsdoctor.logs.facts import LogFacts
 from dsdoctor.machine.facts import MachineFacts
 from dsdoctor.memory.facts import MemoryFacts
 from dsdoctor.model_config import ModelConfig
+from dsdoctor.numerics.examined import Examined
 from dsdoctor.runs.facts import Run
 from dsdoctor.scripts.facts import ScriptFacts
 
@@ -43,3 +44,9 @@ class Case:
         """The first non-finite value that the detector named, None where it did not run or saw none."""
         run = self.run("numerics")
         return run.first_bad if run is not None else None
+
+    @property
+    def examined(self) -> Examined | None:
+        """What running the batch of that value again showed."""
+        run = self.run("numerics")
+        return run.examined if run is not None else None

@@ -70,7 +70,8 @@ class FirstBad:
 
     `step` counts optimizer steps attempted before (skipped ones included), `micro_step` micro-steps within the step;
     both from 0. `module` is the name in `named_modules()` of the user's model. `kind` is inf, nan or inf+nan; `op` an
-    aten name without overload; `cause` one of the classes that the JSON contract lists.
+    aten name without overload; `cause` one of the classes that the JSON contract lists. `detail` is the evidence of the
+    cause in words, `dtype` the torch name of the tensor's type, `line` the user's own line as `file:number: text`.
     """
 
     rank: int
@@ -82,6 +83,9 @@ class FirstBad:
     kind: str
     op: str | None = None
     cause: str = "unknown"
+    detail: str = ""
+    dtype: str = ""
+    line: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

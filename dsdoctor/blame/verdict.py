@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dsdoctor.blame import replayed
 from dsdoctor.blame.facts import Bisection
 from dsdoctor.blame.signature import alike, own_failures
 from dsdoctor.blame.view import NOT_THE_MACHINES, View, is_numeric, too_big, view_of
@@ -156,6 +157,15 @@ def _deepspeed(view: View) -> Verdict | None:
     return _blame("deepspeed", view, text, 0.6)
 
 
+def _replayed(view: View) -> Verdict | None:
+    """What the flagged micro-batch alone proves, where no other leg was run that would decide."""
+    found = replayed.proof(view.case.first_bad, view.case.examined) if view.given_failed else None
+    if found is None or not is_numeric(view.given_health) or view.plain_passed or view.out_of_time:
+        return None
+    blame, text, confidence = found
+    return _blame(blame, view, text + _where(view), confidence)
+
+
 def _healthy(view: View) -> Verdict | None:
     if not view.given_passed or view.roots or view.given is None:
         return None
@@ -181,6 +191,7 @@ _RULES: tuple[Callable[[View], Verdict | None], ...] = (
     _precision,
     _script,
     _deepspeed,
+    _replayed,
     _healthy,
 )
 

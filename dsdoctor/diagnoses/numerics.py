@@ -146,9 +146,13 @@ class BadInput(Diagnosis):
         text = f"{bad.tensor} of step {bad.step} on rank {bad.rank} holds {bad.kind} before the model sees it"
         yield self.finding(
             cause=f"the input {text}",
-            evidence=(Evidence(source="numerics", rank=bad.rank, step=bad.step, text=text),),
+            evidence=(
+                Evidence(source="numerics", rank=bad.rank, step=bad.step, text=text),
+                *remedies.first_bad_evidence(case)[1:],
+            ),
             confidence=0.95,
             fixes=(
+                *remedies.tried(case),
                 Fix(text=f"look at the batch of rank {bad.rank}, step {bad.step}, micro-step {bad.micro_step}"),
                 Fix(text="guard the data: torch.isfinite(batch).all(), divisions by zero, missing values"),
             ),

@@ -56,7 +56,7 @@ class Batch:
         )
 
 
-class _NoCommunication(TorchDispatchMode):
+class NoCommunication(TorchDispatchMode):
     """A second run on one rank alone must not enter a collective: the other ranks would never come."""
 
     def __init__(self) -> None:
@@ -103,11 +103,11 @@ def framed(root: nn.Module, batch: Batch, make: MakeEvent, max_frames: int) -> E
     """
     if not is_whole(root):
         raise NotReplayable("its weights are partitioned: every rank would have to take part")
-    if _versions(batch.args, batch.kwargs) != batch.versions:
+    if overwritten(batch):
         raise NotReplayable("its inputs were overwritten since")
     frames, ledger = FrameLog(max_frames), Ledger()
     witness = _Witness(batch, make, frames)
-    with replay.undone(root, batch.random), second_run(), torch.no_grad(), _autocast(batch), _NoCommunication():
+    with replay.undone(root, batch.random), second_run(), torch.no_grad(), _autocast(batch), NoCommunication():
         replay.strip_hooks(root, None, [])
         batches = Batches(root, witness)
         weights = WeightWatch({id(p): name for name, p in root.named_parameters()})
@@ -118,6 +118,11 @@ def framed(root: nn.Module, batch: Batch, make: MakeEvent, max_frames: int) -> E
             watch.detach()
             batches.detach()
     return ledger.earliest()
+
+
+def overwritten(batch: Batch) -> bool:
+    """Whether a tensor of the batch was changed in place since its forward began."""
+    return _versions(batch.args, batch.kwargs) != batch.versions
 
 
 def _autocast(batch: Batch) -> Any:

@@ -15,12 +15,14 @@ Place = tuple[str, str]
 class Origin:
     """What made the value: the operation, the cause class and its evidence in words.
 
-    `deliberate` says that the program wrote the value as a constant (a mask); it is then no suspicion at all.
+    `line` is the line outside of torch that called the operation, as `file:number: text`. `deliberate` says that the
+    program wrote the value as a constant (a mask); it is then no suspicion at all.
     """
 
     op: str | None = None
     cause: str = "unknown"
     detail: str = ""
+    line: str | None = None
     deliberate: bool = False
 
 
@@ -65,4 +67,7 @@ class Event:
             kind=self.kind,
             op=self.origin.op,
             cause=self.origin.cause,
+            detail=self.origin.detail,
+            dtype=self.dtype,
+            line=self.origin.line,
         )

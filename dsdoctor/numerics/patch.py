@@ -1,16 +1,19 @@
-"""The ready-to-paste patch that keeps one module in fp32: text only."""
+"""The ready-to-paste patches of a module's forward: text only. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Template
 
 from dsdoctor.numerics.events import Event
 
 _LIMITS = {"float16": 65504.0}
 """Types whose range float32 exceeds, with their largest number. bfloat16 ends where float32 does."""
+Call = tuple[str, str | None]
+"""A module to keep in float32, and the type that its outputs are cast back to; None: they stay in float32."""
 
 _TEMPLATE = Template('''\
-# Keeps $what in float32: its $tensor passed the largest $dtype value ($limit).
+$comment
 # Paste this after the model is built (before deepspeed.initialize, or on engine.module after it).
 # The weights stay $dtype; they are cast for the time of the forward, so ZeRO and the optimizer do not notice.
 import functools
@@ -73,19 +76,31 @@ def keep_in_fp32(model, path, back_to=torch.$dtype):
         wrap(module, outermost=module is root)
 
 
-keep_in_fp32(model, "$path")
+$calls
 ''')
+
+
+def island(calls: Sequence[Call], dtype: str, comment: str) -> str:
+    """Source text that keeps modules in float32; it expects `model`, the user's module. `dtype` is the model's."""
+    lines = (f'keep_in_fp32(model, "{path}", back_to={f"torch.{back}" if back else None})' for path, back in calls)
+    remark = "\n".join(f"# {line}" for line in comment.splitlines())
+    return _TEMPLATE.substitute(comment=remark, dtype=dtype, calls="\n".join(lines))
+
+
+def limit_of(dtype: str) -> float | None:
+    """The largest number of a type whose range float32 exceeds, None for the others."""
+    return _LIMITS.get(dtype)
 
 
 def fp32_patch(event: Event, class_name: str) -> str:
     """Source text that keeps the event's module in float32; it expects `model`, the user's module.
 
-    Empty where that would not help: the value is no overflow, or the type reaches as far as float32.
+    Empty where that would not help: the value is no overflow, or the type reaches as far as float32. Nothing is known
+    of the modules behind, so the outputs are clamped and cast back.
     """
     limit = _LIMITS.get(event.dtype)
     if limit is None or event.phase != "forward" or event.origin.cause not in ("overflow", "cast-overflow"):
         return ""
     what = f"{event.module} ({class_name})" if event.module else f"the whole model ({class_name})"
-    return _TEMPLATE.substitute(
-        path=event.module, what=what, tensor=event.tensor, dtype=event.dtype, limit=f"{limit:g}"
-    )
+    comment = f"Keeps {what} in float32: its {event.tensor} passed the largest {event.dtype} value ({limit:g})."
+    return island([(event.module, event.dtype)], event.dtype, comment)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from dsdoctor.finding import PHASES, FirstBad
 from dsdoctor.loss_scale import LossScaleHistory
+from dsdoctor.numerics.examined import Examined
 
 Leg = Literal["probe", "with-deepspeed", "without-deepspeed", "repeat", "control-fp32", "numerics", "proof"]
 """`repeat` is the run without DeepSpeed once more, made where the two legs differ and no exception explains it: a
@@ -173,7 +174,9 @@ class RankRun:
     first_bad: FirstBad | None = None
     frames_report: str = ""
     patch: str = ""
-    """Text of the frames before the first bad value, and the ready patch of that module's forward."""
+    examined: Examined | None = None
+    """Text of the frames before the first bad value, the ready patch of that module's forward, and what running the
+    batch again showed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +243,12 @@ class Run:
         """The earliest non-finite value over the ranks: by step, micro-step, phase, then rank."""
         found = [rank.first_bad for rank in self.ranks if rank.first_bad is not None]
         return min(found, key=lambda bad: (bad.step, bad.micro_step, PHASES.index(bad.phase), bad.rank), default=None)
+
+    @property
+    def examined(self) -> Examined | None:
+        """What running the batch of the earliest non-finite value again showed."""
+        first = self.first_bad
+        return next((rank.examined for rank in self.ranks if rank.first_bad == first), None) if first else None
 
     @property
     def failures(self) -> tuple[Failure, ...]:

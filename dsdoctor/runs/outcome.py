@@ -57,6 +57,7 @@ def rank_run(trace: RankTrace, seen: Attendance, ended: Ended, stack: tuple[Fram
         first_bad=trace.first_bad,
         frames_report=trace.frames_report,
         patch=trace.patch,
+        examined=trace.examined,
     )
 
 

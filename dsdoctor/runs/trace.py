@@ -10,7 +10,7 @@ it keeps Python's NaN and Infinity tokens. Every event has `event` and `t` (unix
     enter       phase (script, forward, backward, step), step, micro_step: the heartbeat, and where the rank is
     step        fields of Step; loss_scale without next_scale: the step raised before it decided on the scale
     failure     type, message, frames, chain: the exception that ended the script
-    first_bad   fields of FirstBad, frames_report, patch
+    first_bad   fields of FirstBad, frames_report, patch, examined (fields of Examined)
     misuse      what: something that the script did against the rules of the engine, before this raised for it
     contained   what, original, replacement: a side effect that went elsewhere (replacement is empty where it was
                 blocked)
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsdoctor.finding import FirstBad
+from dsdoctor.numerics.examined import Examined
 from dsdoctor.runs.facts import EngineFacts, Failure, Frame, Misuse, ModelFacts, Step
 from dsdoctor.runs.spec import trace_path
 
@@ -89,6 +90,7 @@ class RankTrace:
     first_bad: FirstBad | None = None
     frames_report: str = ""
     patch: str = ""
+    examined: Examined | None = None
     contained: tuple[Contained, ...] = ()
     misuse: tuple[Misuse, ...] = ()
     stopped: str | None = None
@@ -150,8 +152,9 @@ class TraceWriter:
     def failure(self, failure: Failure) -> None:
         self.write("failure", **_failure_values(failure))
 
-    def first_bad(self, first: FirstBad, frames_report: str, patch: str) -> None:
-        self.write("first_bad", **asdict(first), frames_report=frames_report, patch=patch)
+    def first_bad(self, first: FirstBad, frames_report: str, patch: str, examined: Examined) -> None:
+        told = examined.to_dict()
+        self.write("first_bad", **asdict(first), frames_report=frames_report, patch=patch, examined=told)
 
     def misuse(self, what: Misuse) -> None:
         self.write("misuse", what=what)
@@ -210,6 +213,7 @@ def _take(values: dict[str, Any], rank: int, event: dict[str, Any]) -> None:
     elif kind == "first_bad" and "first_bad" not in values:
         values["first_bad"] = FirstBad(**_only(FirstBad, event))
         values.update(frames_report=event["frames_report"], patch=event["patch"])
+        values["examined"] = Examined.from_dict(event["examined"])
     elif kind == "note":
         _append(values, "notes", event["text"])
     elif kind == "misuse":

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from dsdoctor.finding import FirstBad
+from dsdoctor.numerics.examined import Examined, Trial
 from dsdoctor.runs.facts import EngineFacts, Failure, Frame, ModelFacts, Step
 from dsdoctor.runs.spec import trace_path
 from dsdoctor.runs.trace import Contained, TraceWriter, read_trace
@@ -35,7 +36,8 @@ def test_round_trip_of_every_event(tmp_path: Path) -> None:
     writer.initialize(MODEL, FACTS)
     writer.enter("forward", 0, 1)
     writer.step(step)
-    writer.first_bad(first, "frames", "patch")
+    examined = Examined(again="not-finite", samples=(3,), trials=(Trial(remedy="eps", text="", outcome="finite"),))
+    writer.first_bad(first, "frames", "patch", examined)
     writer.contained("torch.save", "a.pt", "saved/a.pt")
     writer.failure(Failure(**vars(failure) | {"chain": (inner,)}))
     writer.finish(1)
@@ -54,6 +56,7 @@ def test_round_trip_of_every_event(tmp_path: Path) -> None:
     assert (trace.model, trace.facts, trace.called_engine) == (MODEL, FACTS, True)
     assert trace.steps == (step,)
     assert (trace.first_bad, trace.frames_report, trace.patch) == (first, "frames", "patch")
+    assert trace.examined == examined
     assert trace.contained == (Contained(what="torch.save", original="a.pt", replacement="saved/a.pt"),)
     assert trace.failure is not None
     assert (trace.failure.type, trace.failure.frames, trace.failure.rank) == ("KeyError", failure.frames, 1)

@@ -1,0 +1,36 @@
+"""Who is to blame by the flagged micro-batch alone: it was run again with the same weights, as it was and in fp32.
+
+This decides where no run without DeepSpeed and no control in fp32 was made, as in `dsdoctor nan`. It is a narrower
+proof than those: of one batch on one rank, so its confidence is lower.
+"""
+
+from __future__ import annotations
+
+from dsdoctor.finding import Blame, FirstBad
+from dsdoctor.numerics.examined import Examined
+
+_RANGE = ("overflow", "cast-overflow", "inf-minus-inf", "lost-eps", "masked-row", "domain", "unknown")
+_SCRIPT = ("domain", "masked-row", "backward-singularity", "uninitialised")
+_NARROW = ("float16", "bfloat16")
+Proof = tuple[Blame, str, float]
+"""Who, why in words, and the confidence."""
+
+
+def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
+    """What the second run of the batch proves, None where it proves nothing."""
+    if bad is None:
+        return None
+    if bad.phase == "input" and bad.cause == "bad-input":
+        return "script", f"the batch itself is not finite ({bad.tensor} holds {bad.kind})", 0.85
+    if bad.cause == "ignored-labels":
+        return "script", "no label of the batch counts, so its loss is a mean over nothing", 0.85
+    if examined is None or examined.again != "not-finite":
+        return None
+    if examined.in_fp32 == "finite" and bad.dtype in _NARROW and bad.cause in _RANGE:
+        loss = f" (loss {examined.loss_in_fp32:.4g})" if examined.loss_in_fp32 is not None else ""
+        text = f"the same batch with the same weights is not finite in {bad.dtype} and finite in fp32{loss}"
+        return "precision", text, 0.85
+    if examined.in_fp32 == "not-finite" and bad.cause in _SCRIPT:
+        where = f" in {bad.op}" if bad.op else ""
+        return "script", f"the same batch with the same weights is not finite in fp32 either ({bad.cause}{where})", 0.8
+    return None

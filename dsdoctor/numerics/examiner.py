@@ -1,0 +1,145 @@
+"""Keeps each micro-batch of the running step, and examines the one that went bad. Runs in rank processes only.
+
+What it adds to the detector's finding: whether the batch goes bad again, whether it is finite in fp32, which samples
+do it, and which remedy helps. Nothing of it reaches the user's run, and a failure here is told, not raised.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsdoctor.finding import FirstBad
+from dsdoctor.numerics import engines, trees, trying
+from dsdoctor.numerics.again import Batch
+from dsdoctor.numerics.bench import Bench, Result
+from dsdoctor.numerics.bundle import save
+from dsdoctor.numerics.detector import Detector
+from dsdoctor.numerics.examined import Examined
+from dsdoctor.numerics.hooks import guarded, recomputing
+from dsdoctor.numerics.replay import NotReplayable
+
+_KEPT = 64
+"""Batches of one optimizer step that are remembered (by reference)."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A batch of the running step, and the gradients of the root's outputs once backward made them."""
+
+    step: int
+    micro_step: int
+    batch: Batch
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Examiner:
+    """Hooks on the root module of a detector's model. `folder` is where a bundle is written, None for no bundle."""
+
+    def __init__(self, target: Any, folder: Path | None) -> None:
+        self._model = engines.user_model(target)
+        self._folder = folder
+        self._kept: list[_Kept] = []
+        self._detector: weakref.ref[Detector] = lambda: None  # type: ignore[assignment]
+        self._handles: list[Any] = []
+
+    def follow(self, detector: Detector) -> None:
+        """Keep the batches of the model that this detector watches. Its hooks come first."""
+        self._detector = weakref.ref(detector)
+        root = self._model
+        self._handles = [
+            root.register_forward_pre_hook(guarded(self._begins, detector.problem), with_kwargs=True),
+            root.register_forward_hook(guarded(self._ended, detector.problem)),
+        ]
+
+    def examine(self, found: FirstBad) -> Examined:
+        """What can be told of a bad value by running its batch again. Never raises."""
+        kept = next((k for k in self._kept if (k.step, k.micro_step) == (found.step, found.micro_step)), None)
+        kept = kept or (self._kept[-1] if self._kept else None)
+        try:
+            if found.phase in ("reduction", "step"):
+                raise NotReplayable("it was made after the backward of the batch")
+            if kept is None:
+                raise NotReplayable("the forward of its batch was not seen")
+            known = self._examined(found, kept)
+        except Exception as reason:
+            why = str(reason) if isinstance(reason, NotReplayable) else f"{type(reason).__name__}: {reason}"
+            known = Examined(why_not=why, trials=trying.untried(found, why))
+        return self._bundled(known, found, kept)
+
+    def _examined(self, found: FirstBad, kept: _Kept) -> Examined:
+        place = found.module if found.tensor.startswith("output") else None
+        bench = Bench(self._model, kept.batch, kept.gradients, place)
+        again = bench.run()
+        shadow = bench.run(dtype=torch.float32)
+        rows = bad_rows(kept.batch) or _batch_rows(kept.batch, again)
+        worth = again.outcome != "finite"
+        return Examined(
+            again=again.outcome,
+            in_fp32=shadow.outcome,
+            loss_in_fp32=shadow.loss if shadow.outcome == "finite" else None,
+            why_not="" if worth else "the batch is finite when it runs again",
+            samples=rows,
+            trials=trying.trials(bench, found, shadow, rows) if worth else (),
+        )
+
+    def _bundled(self, known: Examined, found: FirstBad, kept: _Kept | None) -> Examined:
+        if self._folder is None or kept is None:
+            return known
+        try:
+            place = save(self._folder, self._model, kept.batch, kept.gradients, found, known)
+        except Exception:
+            return known  # a full disk costs the bundle, nothing else
+        return replace(known, bundle=str(place))
+
+    # ------------------------------------------------------------------ hooks
+
+    def _begins(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        detector = self._detector()
+        if detector is None or recomputing() or not torch.is_grad_enabled():
+            return
+        step, micro_step = detector.clock.step, detector.clock.micro_step
+        self._kept = [kept for kept in self._kept if kept.step == step][-_KEPT:]
+        self._kept.append(_Kept(step, micro_step, Batch.now(detector.clock.batch, micro_step, args, kwargs)))
+
+    def _ended(self, _: Any, args: Any, output: Any) -> None:
+        """Have backward leave the gradients of the outputs with the batch."""
+        if not self._kept or recomputing() or not torch.is_grad_enabled():
+            return
+        gradients = self._kept[-1].gradients
+        for label, leaf in trees.leaves(output, "output"):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(_keeper(gradients, label))
+
+
+def _keeper(gradients: dict[str, Tensor], label: str) -> Any:
+    def keep(gradient: Tensor) -> None:
+        gradients[label] = gradient.detach()
+
+    return keep
+
+
+def bad_rows(batch: Batch) -> tuple[int, ...]:
+    """The samples whose inputs are not finite, where others are finite."""
+    for _, leaf in trees.arguments(batch.args, batch.kwargs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim():
+            finite = leaf.detach().flatten(1).isfinite().all(1) if leaf.dim() > 1 else leaf.isfinite()
+            if not bool(finite.all()) and bool(finite.any()):
+                return tuple((~finite).nonzero().flatten().tolist())
+    return ()
+
+
+def _batch_rows(batch: Batch, result: Result) -> tuple[int, ...]:
+    """The rows of the flagged output, where they can be samples: as many rows as the batch has."""
+    sizes = {
+        leaf.shape[0]
+        for _, leaf in trees.arguments(batch.args, batch.kwargs)
+        if isinstance(leaf, Tensor) and leaf.dim()
+    }
+    return result.bad_rows if result.rows in sizes else ()

@@ -1,0 +1,140 @@
+"""Remedies are tried on the batch that went bad, in the run's own process, and change nothing of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dsdoctor.finding import FirstBad
+from dsdoctor.numerics import attach
+from dsdoctor.numerics.examined import Examined
+from dsdoctor.numerics.examiner import Examiner
+from tests.numerics.cases import CASES
+from tests.numerics.engine import TinyEngine
+
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def examined(name: str, folder: Path | None = None) -> tuple[FirstBad, Examined, nn.Module]:
+    """The first bad value of a planted fault, what its examination showed, and the model."""
+    case = CASES[name]
+    model = case.build().to(TYPES[case.precision])
+    engine, found = TinyEngine(model, lr=1e-3), []
+    examiner = Examiner(engine, folder)
+    with attach(engine, mode="frames", on_first_bad=lambda f, *_: found.append((f, examiner.examine(f)))) as detector:
+        examiner.follow(detector)
+        for step in range(3):
+            batch = torch.randn(4, 8)
+            if case.spoil is not None:
+                case.spoil(1, step, batch, model)
+            batch = batch.to(TYPES[case.precision])
+            engine.backward(case.loss(engine(batch), batch))
+            engine.step()
+        assert detector.problems == []
+    return (*found[0], model)
+
+
+def outcomes(known: Examined) -> dict[str, str]:
+    return {trial.remedy: trial.outcome for trial in known.trials}
+
+
+def test_an_overflow_of_fp16_is_cured_by_bf16_and_by_an_island() -> None:
+    found, known, _ = examined("overflow")
+    assert (known.again, known.in_fp32) == ("not-finite", "finite")
+    assert outcomes(known) == {"bf16": "finite", "fp32-island": "finite"}
+    assert known.cure is not None
+    # the norm behind the product takes the large values too, and makes small ones of them
+    assert 'keep_in_fp32(model, "part.0", back_to=None)' in known.cure.patch
+    assert 'keep_in_fp32(model, "part.1", back_to=torch.float16)' in known.cure.patch
+    assert found.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("domain", "eps"), ("backward-singularity", "eps"), ("masked-row", "mask"), ("bad-input", "skip-sample")],
+)
+def test_what_is_not_finite_in_fp32_either_is_cured_in_the_script(name: str, remedy: str) -> None:
+    _, known, _ = examined(name)
+    assert (known.again, known.in_fp32) == ("not-finite", "not-finite")
+    assert outcomes(known)[remedy] == "finite"
+
+
+def test_a_cast_is_cured_by_a_clamp() -> None:
+    _, known, _ = examined("cast-overflow")
+    assert outcomes(known)["clamp"] == "finite"
+
+
+def test_the_bad_sample_is_named() -> None:
+    _, known, _ = examined("bad-input")
+    assert known.samples == (0,), "the case spoils sample 0"
+
+
+def test_a_printed_patch_is_the_text_that_was_run() -> None:
+    torch.manual_seed(0)
+    _, known, _ = examined("domain")
+    model = CASES["domain"].build().to(torch.bfloat16)
+    batch = torch.randn(4, 8).bfloat16()
+    assert not bool(model(batch).isfinite().all())
+    assert known.cure is not None
+    exec(known.cure.patch, {"model": model})
+    assert bool(model(batch).isfinite().all())
+
+
+def test_what_cannot_be_tried_says_so() -> None:
+    _, known, _ = examined("corrupted-weights")
+    assert outcomes(known) == {"corrupted-weights": "not-tried"}
+    assert known.trials[0].told().startswith("not tried: ")
+
+
+def test_what_came_after_the_backward_is_not_run_again() -> None:
+    bad = FirstBad(rank=0, step=0, micro_step=0, phase="reduction", module="", tensor="gradients", kind="inf")
+    known = Examiner(nn.Linear(2, 2), None).examine(bad)
+    assert (known.again, known.why_not) == ("not-tried", "it was made after the backward of the batch")
+
+
+def test_a_value_that_does_not_come_back_is_not_cured() -> None:
+    _, known, _ = examined("not-reproducible")
+    assert known.again == "finite"
+    assert known.trials == ()
+
+
+class Odd(nn.Module):
+    """Counts its calls in a buffer and in a list, draws random numbers, and divides by zero in fp16 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(1))
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seen.append(1)
+        noise = nn.functional.dropout(x, 0.5)
+        return self.inner(noise) / (self.inner.weight[0, 0] * 0)
+
+
+def test_examining_leaves_no_trace_in_the_run() -> None:
+    model = Odd()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen: list[Any] = []
+    engine = TinyEngine(model, lr=0.0)
+    examiner = Examiner(engine, None)
+
+    def hit(found: FirstBad, *_: Any) -> None:
+        state = torch.get_rng_state()
+        seen.append(examiner.examine(found))
+        assert torch.equal(state, torch.get_rng_state())
+
+    with attach(engine, mode="frames", on_first_bad=hit) as detector:
+        examiner.follow(detector)
+        engine.backward(engine(torch.ones(2, 4)).sum())
+    assert len(seen) == 1
+    assert (model.count.item(), model.seen) == (1.0, [1])
+    assert torch.equal(model.inner.weight, before["inner.weight"])
+    assert "forward" not in model.__dict__
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["inner.weight", "inner.bias"]
