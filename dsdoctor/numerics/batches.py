@@ -78,7 +78,7 @@ class Batches:
         if recomputing():
             return
         self.running = True
-        self._called_directly.clear()
+        self._called_directly = {""}
         if not self._goes_on():
             self._host.batch_begins(training=torch.is_grad_enabled(), call=(args, kwargs))
 

@@ -52,9 +52,12 @@ class Judge:
         self._low_precision = False
 
     def batch_begins(self) -> None:
-        """A batch of training begins: judge the one before it, where frames were taken and no backward did so."""
+        """A batch of training begins: judge the one before it, where frames were taken and no backward did so.
+
+        A pipeline begins the next forward before it has run the last one's backward: it is judged at its step.
+        """
         forward = self.watches.forward
-        if forward is not None and self._host.again is None:
+        if forward is not None and self._host.again is None and not engines.is_pipeline(self._engine):
             if self.watches.measured.seen:
                 self.after_backward()
             if forward.output_bad:

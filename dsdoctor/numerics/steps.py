@@ -128,7 +128,7 @@ class StepJudge:
         kind = engines.norm_kind(self._engine) or "inf"
         module, tensor, kind, dtype = before.reduced or ("", "gradients", kind, torch.float32)
         event = _at_the_end(self._host, "reduction", module, tensor, kind, dtype)
-        cause = "reduction-overflow" if kind == "inf" else "unknown"
+        cause = "reduction-overflow" if "inf" in kind else "unknown"
         return event.explained(
             Origin(cause=cause, detail="every gradient of this rank was finite before the reduction")
         )

@@ -165,6 +165,16 @@ def test_both_births_are_told(mode: Any) -> None:
     assert "Born as inf there, it became NaN in middle.3: output." in report
 
 
+@pytest.mark.parametrize("mode", ["frames", "sentinel"])
+def test_a_criterion_inside_the_model_that_is_called_after_it_is_no_batch(mode: Any) -> None:
+    net = Net()
+    net.criterion = nn.MSELoss()
+    with attach(net, mode=mode) as detector:
+        for batch in batches(3):
+            net.criterion(net(batch), batch).backward()
+    assert detector.clock.batch == 2
+
+
 def test_loss_computed_outside_the_model() -> None:
     _, hits = train(TinyEngine(Net()), batches(1), lambda out: torch.log(out.sum() * 0 - 1))
     assert (hits[0][0].phase, hits[0][0].module, hits[0][0].tensor) == ("loss", "", "loss")
