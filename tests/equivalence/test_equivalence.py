@@ -117,7 +117,7 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
             text = outcome(case, found[case]) if case in found else ""
             figure, _, words = text.partition(" ")
             if words:
-                number = notes.setdefault(text if not figure[:1].isdigit() else words.strip("()"), len(notes) + 1)
+                number = notes.setdefault(text if not figure[:1].isdigit() else words[1:-1], len(notes) + 1)
                 text = f"{figure} [{number}]" if figure[:1].isdigit() else f"[{number}]"
             cells.append(text)
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -127,7 +127,8 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
 
 Written by `pytest -m full tests/equivalence`. Python {platform.python_version()}, {versions}; 2 ranks on the CPU, gloo;
 {MICRO_STEPS} micro-steps. Each figure is the largest relative difference of two losses, over all steps and both ranks;
-allowed are {", ".join(f"{name} {value:.1e}" for name, value in TOLERANCE.items())}. Columns: ZeRO stage/precision.
+allowed are {", ".join(f"{name} {value:.1e}" for name, value in TOLERANCE.items())}, twice that with accumulation.
+Columns: ZeRO stage/precision.
 
 {head}
 |---|{"---|" * len(columns)}
