@@ -21,7 +21,8 @@ class NoEngine(Diagnosis):
     When it could be wrong: a script that starts its training in processes of its own is not followed into them.
 
     What to do: pass the arguments that switch DeepSpeed on after `--`, for instance
-    `dsdoctor triage ds_config.json train.py -- --deepspeed ds_config.json`.
+    `dsdoctor triage ds_config.json train.py -- --deepspeed ds_config.json`. Accelerate leaves DeepSpeed out, without a
+    word, where `Accelerator(cpu=True)` or ACCELERATE_USE_CPU is set.
     """
 
     id = "script/no-engine"

@@ -23,10 +23,10 @@ class Pairs(torch.utils.data.Dataset):
 def make_accelerator(args):
     if args.how == "plugin":
         plugin = DeepSpeedPlugin(zero_stage=2, gradient_accumulation_steps=args.accumulate, gradient_clipping=1.0)
-        return Accelerator(cpu=True, mixed_precision="bf16", deepspeed_plugin=plugin)
+        return Accelerator(mixed_precision="bf16", deepspeed_plugin=plugin)
     if args.how == "file":
-        return Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=args.config))
-    return Accelerator(cpu=True, gradient_accumulation_steps=args.accumulate)  # by ACCELERATE_... in the environment
+        return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=args.config))
+    return Accelerator(gradient_accumulation_steps=args.accumulate)  # by ACCELERATE_... in the environment
 
 
 def main():
