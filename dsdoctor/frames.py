@@ -18,6 +18,7 @@ _LAUNCHER = re.compile(
     r"(?:^|[/\\])(?:torch[/\\]distributed[/\\](?:run|launch|launcher|elastic)|deepspeed[/\\]launcher"
     r"|accelerate[/\\]commands|bin[/\\](?:torchrun|deepspeed|accelerate)\b)"
 )
+_STAND_IN = re.compile(r"[/\\]deepspeed[/\\]runtime[/\\]zero[/\\]linear\.py$")
 _TORCH = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\](?:torch|functorch)[/\\]")
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python\d|[/\\]dsdoctor[/\\]|[/\\]Lib[/\\]")
 
@@ -44,8 +45,11 @@ def innermost(frames: Sequence[Frame]) -> Owner | None:
 
 
 def caller_of_torch(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost line that is not torch's own: the one that raised, or that called the torch function that did."""
-    return next((frame for frame in reversed(frames) if owner(frame) != "torch"), None)
+    """The innermost line that is not torch's own: the one that raised, or that called the torch function that did.
+
+    The linear layer that DeepSpeed puts in place of torch's under ZeRO-3 counts as torch's.
+    """
+    return next((f for f in reversed(frames) if owner(f) != "torch" and _STAND_IN.search(f.file) is None), None)
 
 
 def passes_through(frames: Sequence[Frame], pattern: str) -> bool:

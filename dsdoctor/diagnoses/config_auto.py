@@ -11,6 +11,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import before_run_model
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import RESOLVERS, as_json, as_list, at_key, everyone, raised
+from dsdoctor.diagnoses.config_keys import refused_autos
 from dsdoctor.dsconfig import batch, keys, patch
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.schema import Schema, schema_for
@@ -92,6 +93,14 @@ class AutoUnresolved(Diagnosis):
             yield self._from_config(config, autos, exceptions)
         elif exceptions:
             yield self._from_exception(exceptions)
+        elif refused := refused_autos(case):
+            yield self.finding(
+                cause=f'DeepSpeed refuses "auto" for {as_list(list(refused))}: nobody has filled it in',
+                evidence=tuple(dict.fromkeys(refused.values())),
+                confidence=0.9,
+                fixes=(Fix(text=f"write a number for {as_list(list(refused))}, or drop it for the default"),),
+                keys=tuple(refused),
+            )
 
     def _from_config(self, config: ConfigFacts, autos: list[_Auto], exceptions: list[tuple[Failure, str]]) -> Finding:
         failing = {key for _failure, key in exceptions}

@@ -16,7 +16,7 @@ from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.finding import Evidence, Finding, Fix
 
 _CLIPPING = "gradient_clipping"
-_MESSAGE = r"DeepSpeed config values that mismatch (?:TrainingArguments|kwargs)"
+_MESSAGE = r"DeepSpeed config values that mismatch\s+(?:TrainingArguments|kwargs)"
 _LINE = re.compile(r"- ds (?P<key>[\w.]+)=(?P<ours>.*?) vs (?:hf|arg) (?P<name>.*?)=(?P<theirs>.*)")
 
 

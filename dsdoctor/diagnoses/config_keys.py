@@ -16,6 +16,7 @@ from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.release import version_key
 from dsdoctor.dsconfig.schema import Key, Schema, Section, nearest, releases_with, schema_for
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
+from dsdoctor.runs.facts import Failure
 
 _MODELS = {
     "DeepSpeedZeroConfig": "zero_optimization",
@@ -75,13 +76,22 @@ def entries(data: Mapping[str, Any], schema: Schema, section: str = "", prefix: 
 
 def validation_errors(case: Case) -> Iterator[tuple[Evidence, str, str]]:
     """pydantic's complaints about the config in the job's exceptions: evidence, dotted key, what is wrong with it."""
+    for failure, key, field in _refused(case):
+        yield raised(failure), key, field["what"]
+
+
+def refused_autos(case: Case) -> dict[str, Evidence]:
+    """The dotted keys for which pydantic was given "auto" and refused it, as older releases do."""
+    return {key: raised(failure) for failure, key, field in _refused(case) if "input_value='auto'" in field.group()}
+
+
+def _refused(case: Case) -> Iterator[tuple[Failure, str, re.Match[str]]]:
     for failure, match in matching(case, _VALIDATION):
         section = _MODELS.get(match.group(1))
         if section is None:
             continue
         for field in _FIELD.finditer(failure.message):
-            key = field["key"].replace(" -> ", ".")
-            yield raised(failure), f"{section}.{key}", field["what"]
+            yield failure, f"{section}.{field['key'].replace(' -> ', '.')}", field
 
 
 class UnknownKey(Diagnosis):

@@ -11,7 +11,7 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import as_json, at_error, at_key, described, matching, raised
-from dsdoctor.diagnoses.config_keys import Entry, entries, validation_errors
+from dsdoctor.diagnoses.config_keys import Entry, entries, refused_autos, validation_errors
 from dsdoctor.dsconfig import keys
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.schema import Key, schema_for
@@ -76,6 +76,7 @@ class WrongType(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         config = case.config
         exceptions = {key: (e, what) for e, key, what in validation_errors(case) if _is_type_error(what)}
+        exceptions = {key: told for key, told in exceptions.items() if key not in refused_autos(case)}
         if config is not None:
             for wrong in (*_wrong_values(config), *_wrong_params(config)):
                 evidence, _what = exceptions.pop(wrong.path, (None, ""))

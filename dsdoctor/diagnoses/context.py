@@ -81,6 +81,8 @@ def stage(case: Case) -> int | None:
     if run is not None and run.facts is not None:
         return run.facts.zero_stage
     value = config_value(case, "zero_optimization.stage")
+    if value is None and case.logs is not None and any(case.logs.of_kind("trace-invalidated")):
+        return 3  # nothing else prints that line
     return value if isinstance(value, int) else None
 
 

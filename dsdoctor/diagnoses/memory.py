@@ -21,7 +21,9 @@ _SET_UP = (
     r"deepspeed[/\\]__init__\.py:initialize|:initialize_optimizer_states|:_configure_(?:zero_)?optimizer"
     r"|:_configure_distributed_model|:from_pretrained|:_prepare_deepspeed|:(?:deepspeed_|_)?load_checkpoint:"
 )
-_STEP = r"engine\.py:(?:forward|backward|step):|autograd[/\\]__init__\.py:backward|:training_step:|:_call_impl:"
+_STEP = (
+    r"engine\.py:(?:forward|backward|step):|autograd[/\\]__init__\.py:backward|:training_step:|:_call_impl:|:forward:"
+)
 _OPTIMIZER_STATES = r":initialize_optimizer_states|exp_avg|:_init_group:"
 _DEVICE_FORMS = (
     Form(message=r"(?:CUDA|HIP|XPU|NPU) out of memory"),

@@ -84,6 +84,8 @@ class Incompatible(TextDiagnosis):
     def applies(self, failure: Failure, case: Case) -> bool:
         if re.search(r"torch_extensions|/deepspeed/ops/", failure.message):
             return False  # DeepSpeed's own extensions: build/stale-extension
+        if re.search(r" is required for a normal functioning of this module", failure.message):
+            return True  # said by Transformers alone, whoever called it
         of_library = ("torch", "library") if self._calls_wrongly(failure) else ("deepspeed", "torch", "library")
         return innermost(failure.frames) in of_library
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from dsdoctor.frames import owner
 from dsdoctor.logs import grammar
 from dsdoctor.logs.configs import BEGINS, ONE_LINE_KEYS, ConfigBlock, parse
 from dsdoctor.logs.grammar_ranks import EXITS, WORDS
@@ -51,9 +52,6 @@ _SERIES = {
 }
 _SERIES |= {"learning rate": "lr", "learning_rate": "lr", "lr": "lr"}
 _TRAINING_BAR = re.compile(r"(?i)^(?!.*(?:tokeniz|dataset|\bsplit\b|loading)).*\b(?:epoch|train\w*|steps?|iter\w*)\b")
-_LAUNCHER_FILE = re.compile(
-    r"torch[/\\]distributed[/\\](?:run\.py|launch|elastic)|deepspeed[/\\]launcher|accelerate[/\\]commands"
-)
 _LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
 
 
@@ -343,7 +341,9 @@ def _launchers(failure: Failure) -> bool:
     """True for what a launcher raises because a rank has failed."""
     if failure.type.rpartition(".")[2] not in _LAUNCHER_TYPES:
         return False
-    return any(_LAUNCHER_FILE.search(frame.file) for frame in failure.frames)
+    if not failure.frames:
+        return failure.type.endswith("ChildFailedError")
+    return any(owner(frame) == "launcher" for frame in failure.frames)
 
 
 def _time(text: str) -> float | None:

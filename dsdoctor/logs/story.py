@@ -11,6 +11,7 @@ from typing import Any
 from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
 from dsdoctor.logs.grammar_ranks import ENDS
+from dsdoctor.logs.precision import precision_of, scale_settings
 from dsdoctor.logs.series import MAX_TEXT, SeriesBuilder
 from dsdoctor.logs.timeline import ScaleTimeline, SkipCounter, history
 from dsdoctor.loss_scale import LossScaleHistory, SkipCount
@@ -104,6 +105,8 @@ class Story:
     _progress: int = 0
     _last_progress: int | None = None
     _finished: int | None = None
+    _finished_at: dict[str, int] = field(default_factory=dict)
+    """The last line of each source that says that the work, and not only a process, is done."""
     _reached: dict[str, int] = field(default_factory=dict)
     _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
     _kinds: Counter[str] = field(default_factory=Counter)
@@ -164,6 +167,8 @@ class Story:
         order = self.tick()
         if kind == "finished":
             self._finished = order
+            if "exits successfully" not in place.text:
+                self._finished_at[place.source] = place.line
         key: tuple[object, ...] = (kind, place.source, place.rank, tuple(sorted(fields.items())))
         known = self._events.get(key)
         if known is not None:
@@ -235,7 +240,7 @@ class Story:
         exits = tuple(
             exited.exit
             for exited in self._exits.values()
-            if not self._went_on(exited.exit.evidence.source, exited.reached)
+            if not self._went_on(exited.exit.evidence.source, exited.reached, exited.exit.evidence.line)
         )
         failures = tuple(candidate.failure for candidate in self._kept(exits))
         series = tuple(builder.build() for builder in self.series.values())
@@ -260,9 +265,13 @@ class Story:
             unfinished=tuple(self.unfinished),
         )
 
-    def _went_on(self, source: str, reached: int) -> bool:
-        """True if that source shows steps beyond those it had reached when something came."""
-        return self._reached.get(source, 0) - reached >= PROGRESS_THAT_CLEARS
+    def _went_on(self, source: str, reached: int, line: int | None) -> bool:
+        """True if that source shows steps beyond those it had reached when something came at that line.
+
+        A few steps are enough where the end of the work follows them.
+        """
+        more = self._reached.get(source, 0) - reached
+        return more >= PROGRESS_THAT_CLEARS or (more > 0 and (line or 0) < self._finished_at.get(source, 0))
 
     def _survived(self, candidate: _Candidate) -> bool:
         """True if steps were done after that exception, and not only those that another source tells of."""
@@ -282,16 +291,33 @@ class Story:
         if not kept and any(exit.code > 0 for exit in exits):
             kept = self._failures[-1:]
         if self._finished is not None and not died:
-            finished = self._finished
-            kept = [candidate for candidate in kept if candidate.order > finished]
+            kept = [candidate for candidate in kept if not self._worked_on(candidate, self._finished)]
+        kept = self._believed(kept, died)
         timed = all(candidate.failure.time is not None for candidate in kept)
         return sorted(kept, key=lambda c: ((c.failure.time or 0.0) if timed else 0.0, c.order))
 
+    def _worked_on(self, candidate: _Candidate, finished: int) -> bool:
+        """True if the work was done after that exception, which may have been read as a whole only later."""
+        failure = candidate.failure
+        return candidate.order <= finished or (failure.line or 0) < self._finished_at.get(failure.source, 0)
+
+    def _believed(self, kept: list[_Candidate], died: bool) -> list[_Candidate]:
+        """Without the lines `Type: message` that no traceback and no rank belongs to, unless the log ends with one.
+
+        A script prints such a line of an exception that it has caught; the end of a log that was pasted is one too.
+        """
+        alone = [candidate for candidate in kept if not candidate.failure.frames and candidate.failure.rank is None]
+        full = [candidate for candidate in kept if candidate not in alone]
+        if full or not alone:
+            return full
+        ends = self.last is not None and self.last.line in alone[-1].failure.message_lines
+        return alone if died or ends else []
+
     def _all_events(self) -> list[LogEvent]:
         lasting = (
-            counted
-            for counted in self._events.values()
-            if counted.first.kind not in ENDS or not self._went_on(counted.first.source, counted.reached)
+            c
+            for c in self._events.values()
+            if c.first.kind not in ENDS or not self._went_on(c.first.source, c.reached, c.last_line)
         )
         found = [replace(c.first, count=c.count, last_line=c.last_line) for c in lasting]
         return sorted(found, key=lambda event: event.order)
@@ -302,7 +328,7 @@ class Story:
         return "finished" if self._finished is not None else "open"
 
     def _history(self, failures: tuple[Failure, ...], end: End) -> LossScaleHistory | None:
-        precision = _precision(self.config, self.settings)
+        precision = precision_of(self.config, self.settings)
         lines = self.scale.lines(precision)
         raised = next((f for f in failures if MINIMUM_REACHED in f.message), None)
         proof = None
@@ -315,7 +341,7 @@ class Story:
         return history(
             lines,
             counts=self.skips.counts(),
-            settings=_of_scale(self.config, self.settings),
+            settings=scale_settings(self.config, self.settings),
             precision=precision,
             steps_seen=self.steps_seen or None,
             first_step=self.first_step,
@@ -323,23 +349,3 @@ class Story:
             loss_finite=all(map(math.isfinite, losses)) if known else None,
             ended=end != "open",
         )
-
-
-def _of_scale(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The fp16 section in force: what the engine dumped, else what the config says."""
-    given = (config or {}).get("fp16")
-    dumped = {key.removeprefix("fp16."): value for key, value in settings.items() if key.startswith("fp16.")}
-    return {**(given if isinstance(given, Mapping) else {}), **dumped}
-
-
-def _precision(config: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str | None:
-    """fp16 or bf16 where the config or another line says so, fp32 where the config excludes both, else None."""
-    known = config is not None
-    for name in ("fp16", "bf16"):
-        section = (config or {}).get(name)
-        value = section.get("enabled", False) if isinstance(section, Mapping) else False
-        value = settings.get(f"{name}.enabled", value)
-        if value is True:
-            return name
-        known = known and value is False
-    return "fp32" if known else None

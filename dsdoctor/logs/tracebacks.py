@@ -2,6 +2,8 @@
 
 Tracebacks of several ranks may be interleaved in one stream without any prefix. Then several are open at once and share
 their frames; each exception line ends one of them.
+
+People paste the end of a traceback, so one may also begin with a line of its middle, or be the last line alone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ MAX_FRAMES = 400
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$')
 _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\~-]+\.py):(?P<line>\d+) in (?P<function>[\w<>.]+)\s*$")
+_IPYTHON_FRAME = re.compile(r"^File (?P<file>[^\s:]+):(?P<line>\d+), in (?P<function>[\w.<>]+)\(")
+_IPYTHON_HEAD = re.compile(r"^(?P<type>\w+) {2,}Traceback ")
 _RICH_CODE = re.compile(r"^\s*❱\s*\d+\s*[│|]?\s*(?P<code>.*)$")
 _REPEATED = re.compile(r"^\s*\[Previous line repeated \d+ more times?\]")
 _CARETS = re.compile(r"^\s*[\^~]+\s*$")
@@ -25,7 +29,6 @@ _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Fault|Empty|Full|Iteration)\)?$|\.")
 _FIGURE = re.compile(r"^[-+\d.,\s%e/]+$")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
-_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?$")
 _FOREIGN = re.compile(
     r"^\s*$|^\[?\d{4}-\d\d-\d\d|^[WEIF]\d{4} \d\d:|^\s*\d+%\||^\{'|^={10,}|^!{10,}|^\[[A-Z]+\|\w|^\S+:\d+:\d+ \["
 )
@@ -51,20 +54,23 @@ class Raised:
 
 @dataclass
 class _Open:
-    """The traceback(s) being read on a stream."""
+    """The traceback(s) being read on a stream.
+
+    `headers` counts them, 0 where the head of one is not in the log. `announced` is the type that IPython prints in
+    front of the head.
+    """
 
     ignored: bool
     frames: list[Frame] = field(default_factory=list)
     headers: int = 1
     chain: tuple[Failure, ...] = ()
+    announced: str = ""
 
 
 def is_bare(line: Unwrapped) -> bool:
-    """True for the last line of a traceback as torch prints it: `[rank5]: Type: message`.
-
-    torch puts the rank in front of what ends a process, so such a line is no quotation even where the rest is missing.
-    """
-    return _TORCH_PREFIX.search(line.prefix) is not None and _BARE.match(line.text) is not None
+    """True for a line of a traceback that means one without its head: a frame, or the last line (`Type: message`)."""
+    frame = _FRAME.match(line.text)
+    return _BARE.match(line.text) is not None or (frame is not None and frame["function"] is not None)
 
 
 class TracebackReader:
@@ -96,7 +102,7 @@ class TracebackReader:
         """Read one line; True if it was a part of a traceback."""
         self.patience -= 1
         if grammar.TRACEBACK in text:
-            self._header()
+            self._header(text)
             return True
         if text.startswith(grammar.IGNORED):
             self._close_message()
@@ -113,34 +119,41 @@ class TracebackReader:
         return self._in_message(text, at)
 
     def bare(self, text: str, at: Moment) -> bool:
-        """Read the line of an exception whose traceback may not be in the log. True: it always is a part of one."""
+        """Read such a line of a traceback whose head may not be in the log. True: it always is a part of one."""
         if self._open is None:
             self._close_message()
-            self._open = _Open(ignored=False)
+            self._open = _Open(ignored=self._ignored_next, headers=0)
+            self._ignored_next = False
+            self.patience = MAX_FRAMES
         named = _NAMED.match(text.rstrip())
         if named is not None:
             self._raised(named, at)
+        else:
+            self._inside(text, at)
         return True
 
     def interrupt(self) -> None:
         """Something else was printed, or the stream has ended: a message that was being read is complete."""
         self._close_message()
 
-    def _header(self) -> None:
+    def _header(self, text: str) -> None:
         self._close_message()
-        if self._open is not None:
+        if self._open is not None and self._open.headers:
             self._open.headers += 1
         else:
             chain: tuple[Failure, ...] = ()
             if self._pending_chain and self.done:
                 before = self.done.pop().failure
                 chain = (replace(before, chain=()), *before.chain)
-            self._open = _Open(ignored=self._ignored_next, chain=chain)
+            announced = _IPYTHON_HEAD.match(text)
+            self._open = _Open(
+                ignored=self._ignored_next, chain=chain, announced=announced["type"] if announced is not None else ""
+            )
         self._ignored_next = self._pending_chain = False
         self.patience = MAX_FRAMES
 
     def _inside(self, text: str, at: Moment) -> bool:
-        frame = _FRAME.match(text) or _RICH_FRAME.match(text)
+        frame = _FRAME.match(text) or _RICH_FRAME.match(text) or _IPYTHON_FRAME.match(text)
         if frame is not None:
             self._add(Frame(file=frame["file"], line=int(frame["line"]), function=frame["function"] or ""))
             self._after_code = True
@@ -154,14 +167,19 @@ class TracebackReader:
                 self._code(text.strip())
             return True
         named = _NAMED.match(text.rstrip())
-        if named is not None and self._open is not None and self._open.frames and self._plausible(named):
+        if named is not None and self._plausible(named):
             self._raised(named, at)
             return True
         self._after_code = False
+        if self._open is not None and not self._open.headers:
+            self._open = None
+            self.patience = 0
         return False
 
     def _plausible(self, named: re.Match[str]) -> bool:
         """True if a word at the start of a line is the name of an exception rather than a label."""
+        if self._open is None or not (self._open.frames or named["type"] == self._open.announced):
+            return False
         if _LIKELY.search(named["type"]) is not None:
             return True
         return self._after_code and named["type"][:1].isupper() and not _FIGURE.match(named["message"] or "")

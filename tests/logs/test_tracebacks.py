@@ -106,8 +106,48 @@ def test_a_traceback_in_a_box(tmp_path):
 
 
 def test_prose_about_errors_is_none(tmp_path):
-    text = "RuntimeError: CUDA out of memory means that no block was found.\nError: see the manual\n"
+    text = "RuntimeError: CUDA out of memory means that no block was found.\nError: see the manual\n\nChapter 2\n"
     assert facts(tmp_path, text).failures == ()
+
+
+def test_the_last_line_alone_is_an_exception_where_the_log_ends_with_it(tmp_path):
+    """People paste no more than that; in the middle of a log a script prints so what it has caught."""
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    (failure,) = facts(tmp_path, "Trying batch size 16\n" + line).failures
+    assert (failure.type, failure.line, failure.frames) == ("torch.OutOfMemoryError", 2, ())
+    assert facts(tmp_path, line + "\nTrying batch size 8\n").failures == ()
+
+
+def test_an_excerpt_may_begin_in_the_middle_of_a_traceback(tmp_path):
+    (failure,) = facts(tmp_path, INNER + "RuntimeError: lost\n").failures
+    assert (failure.message, [f.function for f in failure.frames]) == ("lost", ["embedding"])
+
+
+def test_a_stack_without_an_exception_is_none(tmp_path):
+    """As `traceback.print_stack` and warnings print it."""
+    text = USER + INNER + "A word in between\nWarning: the cache is cold\nValueError: caught\n\nstep 3 done\n"
+    assert facts(tmp_path, text).failures == ()
+
+
+def test_the_head_of_a_warning_s_stack_does_not_swallow_the_traceback_behind_it(tmp_path):
+    text = "Error detected in LogBackward0. Traceback of forward call that caused the error:\n" + INNER + HEAD + USER
+    (failure,) = facts(tmp_path, text + "RuntimeError: nan\n").failures
+    assert [f.function for f in failure.frames] == ["main"]
+
+
+def test_ipython(tmp_path):
+    """A notebook prints the type in front of the head, and no frame as Python does."""
+    text = (
+        "---------------------------------------------------------------------------\n"
+        "RuntimeError                              Traceback (most recent call last)\n"
+        "Cell In[3], line 1\n----> 1 trainer.train()\n\n"
+        "File /env/lib/python3.11/site-packages/transformers/trainer.py:2245, in Trainer.train(self, **kwargs)\n"
+        "   2243         hf_hub_utils.enable_progress_bars()\n-> 2245     return inner_training_loop(\n\n"
+        "RuntimeError: Error building extension 'cpu_adam'\n"
+    )
+    (failure,) = facts(tmp_path, text).failures
+    assert (failure.type, failure.message) == ("RuntimeError", "Error building extension 'cpu_adam'")
+    assert [(f.line, f.function) for f in failure.frames] == [(2245, "Trainer.train")]
 
 
 def test_labels_between_the_frames_are_no_exceptions(tmp_path):

@@ -12,9 +12,11 @@ from tests.logs_real.written import (
     calm,
     communication,
     figures,
+    gpus,
     healthy,
     networks,
     partitioned,
+    pasted,
     processes,
     scales,
     software,
@@ -26,6 +28,7 @@ from tests.logs_real.written import (
 LOGS = [
     *figures.CASES,
     *scales.CASES,
+    *gpus.CASES,
     *breakages.CASES,
     *processes.CASES,
     *aborts.CASES,
@@ -39,6 +42,7 @@ LOGS = [
     *software.CASES,
     *partitioned.CASES,
     *variants.CASES,
+    *pasted.CASES,
     *healthy.CASES,
     *calm.CASES,
 ]
