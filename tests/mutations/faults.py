@@ -196,11 +196,13 @@ FAULTS = (
         stages=(3,),
     ),
     Fault(
-        name="partition-group",
-        blame=("config",),
-        config={"zero_optimization": {"zero_hpz_partition_size": 3}},
-        culprit=("zero_optimization.zero_hpz_partition_size",),
-        stages=(3,),
+        # DeepSpeed hands its ZeRO optimizer to torch's schedules, which refuse it; another schedule avoids that.
+        name="schedule-of-torch",
+        blame=("deepspeed", "config"),
+        config={"scheduler": {"type": "StepLR", "params": {"step_size": 3}}},
+        culprit=("scheduler.type",),
+        stages=(1, 2, 3),
+        styles=("loop",),
     ),
     Fault(
         name="schedule",
