@@ -263,15 +263,17 @@ def test_nothing_keeps_tensors_alive(mode: Any) -> None:
         assert [ref() for ref in kept if ref() is not None] == []
 
 
-def test_a_script_that_never_steps_is_bounded() -> None:
-    from dsdoctor.numerics.ring import LIMIT
-
+def test_a_script_that_never_steps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ring", "sentinel"):
+        monkeypatch.setattr(f"dsdoctor.numerics.{module}.LIMIT", 512)
     engine = TinyEngine(Stack(Block()))
     with attach(engine, mode="sentinel") as detector:
-        for batch in batches(1) * (LIMIT // 8):
+        most = 0
+        for batch in batches(1) * 100:
             engine.backward(engine(batch).sum())
-        assert detector._watches.sentinel is not None
-        assert len(detector._watches.sentinel._notes) < LIMIT
+            assert detector._watches.sentinel is not None
+            most = max(most, len(detector._watches.sentinel._notes))
+    assert 256 < most < 512
     assert detector.problems == []
 
 
@@ -316,7 +318,7 @@ def test_steps_of_which_nothing_is_heard_are_noticed() -> None:
     assert "heard of 0 of 3 blocks" in detector.warnings[0]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
 def test_compiled_code_reports_where_the_hooks_came_first(backend: str) -> None:
     """In one graph, without a break: `fullgraph` would raise."""
     torch._dynamo.reset()
