@@ -189,3 +189,17 @@ def test_a_live_module_from_python(folder):
     model[0].requires_grad_(False)
     facts = dsdoctor.estimate_memory(BF16, model, "1x24GiB").memory
     assert (facts.parameters, facts.trainable) == (6 * 72, 5 * 72)
+
+
+@pytest.mark.full
+def test_a_script_is_run_until_it_hands_over_its_model(folder, capsys):
+    """The packaged demo: its 34,592 parameters, counted where it calls DeepSpeed, against a described machine."""
+    from pathlib import Path
+
+    import dsdoctor
+
+    demo = Path(dsdoctor.__file__).parent / "demo"
+    (folder / "ds.json").write_text((demo / "ds_config_bf16.json").read_text())
+    found = document(capsys, "--script", str(demo / "train.py"), "--gpu", "1x24GiB", "--host", "64GiB")
+    assert found["parameters"] == 34_592
+    assert found["exit_code"] == 0
