@@ -71,11 +71,16 @@ def _pool(view: View, blame: str, *, asked: bool) -> Iterable[Change]:
     if view.out_of_time:
         return ()
     if blame == "deepspeed":
-        return [change for change in every if not (change.value and change.group in _OF_THE_OPTIMIZER)]
+        return [change for change in every if not _only_a_number(change)]
     if blame in ("script", "precision"):
         shared = [change for change in every if change.value and _can_matter(view, change)]
         return shared if asked else [change for change in shared if change.insane and blame == "script"]
     return every if blame == "inconclusive" or asked else ()
+
+
+def _only_a_number(change: Change) -> bool:
+    """A number of the optimizer or the schedule; a whole section is more, as DeepSpeed may not take its class."""
+    return change.value and change.group in _OF_THE_OPTIMIZER and not change.covers
 
 
 def _can_matter(view: View, change: Change) -> bool:

@@ -12,6 +12,10 @@ from dsdoctor.numerics.examined import Examined
 _RANGE = ("overflow", "cast-overflow", "inf-minus-inf", "lost-eps", "masked-row", "domain", "unknown")
 _SCRIPT = ("domain", "masked-row", "backward-singularity", "uninitialised")
 _NARROW = ("float16", "bfloat16")
+_RACE = (
+    ": a race or the hardware, which runs with overlap_comm off, with CUDA_LAUNCH_BLOCKING=1, or on other devices would"
+    " tell apart"
+)
 Proof = tuple[Blame, str, float]
 """Who, why in words, and the confidence."""
 
@@ -20,6 +24,8 @@ def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
     """What the second run of the batch proves, None where it proves nothing."""
     if bad is None:
         return None
+    if bad.cause == "not-reproducible":
+        return "inconclusive", f"{bad.detail or 'the value did not come back'}{_RACE}", 0.5
     if bad.phase == "input" and bad.cause == "bad-input":
         return "script", f"the batch itself is not finite ({bad.tensor} holds {bad.kind})", 0.85
     if bad.cause == "ignored-labels":

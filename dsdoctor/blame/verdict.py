@@ -159,8 +159,9 @@ def _deepspeed(view: View) -> Verdict | None:
 
 def _replayed(view: View) -> Verdict | None:
     """What the flagged micro-batch alone proves, where no other leg was run that would decide."""
-    found = replayed.proof(view.case.first_bad, view.case.examined) if view.given_failed else None
-    if found is None or not is_numeric(view.given_health) or view.plain_passed or view.out_of_time:
+    found = replayed.proof(view.case.first_bad, view.case.examined)
+    numeric = view.given is None or is_numeric(view.given_health)
+    if found is None or not numeric or view.plain_passed or view.out_of_time:
         return None
     blame, text, confidence = found
     return _blame(blame, view, text + _where(view), confidence)

@@ -66,6 +66,11 @@ def test_what_only_deepspeed_gets_wrong_is_no_matter_of_the_optimizers_values():
     assert keys(planned(*ALONE)) == {"zero_optimization.overlap_comm", "zero_optimization.stage"}
 
 
+def test_the_class_of_a_schedule_can_be_what_deepspeed_does_not_take():
+    config = {**CONFIG, "scheduler": {"type": "StepLR", "params": {"step_size": 3}}}
+    assert {"scheduler.type"} == keys(planned(*ALONE, config=config)) - keys(planned(*ALONE))
+
+
 def test_accumulation_and_clipping_are_deepspeeds_own_business_too():
     config = {**CONFIG, "gradient_clipping": 0.1}
     assert "gradient_clipping" in keys(planned(*ALONE, config=config))
