@@ -245,8 +245,12 @@ def _empty_in_checkpoint(failure: Failure) -> bool:
 
 
 def _in_unwrapped_module(failure: Failure) -> bool:
-    """True if a module was called and no engine stands above it in the traceback."""
-    called = passes_through(failure.frames, r"torch[/\\]nn[/\\]modules[/\\]module\.py:_call_impl")
+    """True if a module was called and no engine stands above it in the traceback.
+
+    "'weight' must be 2-D" is what an embedding says: mostly a module, where the traceback is not there.
+    """
+    called = passes_through(failure.frames, r"torch[/\\]nn[/\\]modules[/\\](?:module\.py:_call_impl|\w+\.py:forward)")
+    called = called or (not failure.frames and "'weight' must be 2-D" in failure.message)
     return called and not passes_through(failure.frames, _ENGINE)
 
 

@@ -18,6 +18,8 @@ WORDS = {
     "Illegal instruction": -signal.SIGILL,
     "Floating point exception": -signal.SIGFPE,
     **{one.name: -one for one in signal.Signals},
+    **{str(128 + number): -number for number in (4, 6, 7, 8, 9, 11, 15)},
+    **{str(256 - number): -number for number in (4, 6, 7, 8, 9, 11, 15)},
 }
 """Exit codes by what shells, launchers and Python call the signal."""
 
@@ -63,6 +65,11 @@ EXITS = (
         "exited on signal ",
         r"noticed that process rank (?P<rank>\d+) .*exited on signal \d+ \((?P<word>Killed|Segmentation fault|Bus error"
         r"|Aborted|Illegal instruction|Floating point exception)\)",
+    ),
+    _row(
+        "exit-word",
+        "returned non-zero exit status ",
+        r"returned non-zero exit status (?P<word>13[245679]|143|24[1579]|248|25[02])\b",
     ),
     _row(
         "exit-word",

@@ -28,7 +28,7 @@ _CARETS = re.compile(r"^\s*[\^~]+\s*$")
 _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: (?P<message>.*)|:?\s*)$")
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Fault|Empty|Full|Iteration)\)?$|\.")
 _FIGURE = re.compile(r"^[-+\d.,\s%e/]+$")
-_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): ")
+_BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _FOREIGN = re.compile(
     r"^\s*$|^\[?\d{4}-\d\d-\d\d|^[WEIF]\d{4} \d\d:|^\s*\d+%\||^\{'|^={10,}|^!{10,}|^\[[A-Z]+\|\w|^\S+:\d+:\d+ \["
 )

@@ -59,6 +59,7 @@ POSITIVE = {
     "zero3/module-outside-engine": [
         failed("RuntimeError", WEIGHT, USER, MODULE, USER, TORCH, stage=3),
         log_failure("RuntimeError", WEIGHT, USER, MODULE, TORCH),
+        log_failure("RuntimeError", WEIGHT),  # all that was pasted
     ],
     "zero3/inflight-params": [
         failed("RuntimeError", "still have inflight params [{'id': 3}]", USER, ENGINE, stage=3),

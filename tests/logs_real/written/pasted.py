@@ -150,6 +150,35 @@ CASES = (
         absent=("launch/user-exception",),
     ),
     WrittenLog(
+        name="pasted-exit-status-of-a-launcher",
+        text=log(
+            """
+            ErrorMessage "raise subprocess.CalledProcessError
+             subprocess.CalledProcessError: Command '['torchrun', 'train.py']' returned non-zero exit status 137."
+            """
+        ),
+        primary="memory/host-oom-kill",
+    ),
+    WrittenLog(
+        name="pasted-exit-status-of-ninja",
+        text=log("subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."),
+        primary="launch/user-exception",
+        accept=("build/compiler",),
+        absent=("memory/host-oom-kill",),
+    ),
+    WrittenLog(
+        name="pasted-word-of-nccl",
+        text=log(
+            """
+            c5:34610:36821 [4] ib_plugin.c:1673 NCCL WARN NET/IB: Got completion from peer 10.0.1.23<34696> with status=5 opcode=0 len=0 vendor err 249 (Recv) hca mlx5_0
+            [rank4]:[E1229 16:47:25.333820755 ProcessGroupNCCL.cpp:541] [Rank 4] found async exception when checking for NCCL errors: NCCL error: remote process exited or there was a network error, NCCL version 2.22.3
+            ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+            """
+        ),
+        primary="comm/ib-error",
+        absent=("launch/user-exception",),
+    ),
+    WrittenLog(
         name="pasted-agents-error-only",
         text=log("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60, "train.py FAILED"),
         primary=None,
