@@ -17,6 +17,7 @@ from dsdoctor.machine.facts import MachineFacts
 from dsdoctor.memory.facts import MemoryFacts
 from dsdoctor.model_config import ModelConfig
 from dsdoctor.numerics.examined import Examined
+from dsdoctor.numerics.headroom import ModulePeaks
 from dsdoctor.runs.facts import Run
 from dsdoctor.scripts.facts import ScriptFacts
 
@@ -34,6 +35,8 @@ class Case:
     runs: tuple[Run, ...] = ()
     logs: LogFacts | None = None
     bisection: Bisection | None = None
+    headroom: tuple[ModulePeaks, ...] = ()
+    """By module what the detector measured on one rank, where it ran."""
 
     def run(self, leg: str) -> Run | None:
         """The run of that leg, or None where it was not made."""

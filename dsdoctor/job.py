@@ -6,7 +6,26 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericsOrder:
+    """What `dsdoctor nan` asks for. The detector then runs whether or not a run failed.
+
+    `trace_batches` (from 0) are printed in full, `stop_after_batch` is the last one to run. `bundle` is the folder of a
+    batch that is to run again in place of the script's own, `selftest` plants faults in the model.
+    """
+
+    trace_batches: tuple[int, ...] = ()
+    stop_after_batch: int | None = None
+    bundle: str | None = None
+    selftest: bool = False
+
+    def extra(self) -> dict[str, Any]:
+        """What of it the rank processes are told."""
+        given = {**vars(self), "trace_batches": list(self.trace_batches)}
+        return {name: value for name, value in given.items() if value not in (None, False, [])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +55,7 @@ class Job:
     """`shrink`: Hugging Face models with fewer layers. `checkpoint`: DeepSpeed's folder that every leg goes on from."""
     bisect: Literal["suspects", "automatic", "asked"] = "automatic"
     """How far the search for guilty keys goes, see `blame.plan.Depth`."""
+    numerics: NumericsOrder | None = None
     ask_libraries_late: bool = False
     """Ask torch and DeepSpeed about the machine only where a run failed, as no verdict needs it before."""
     folder: Path

@@ -21,11 +21,11 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """The config, the script and the options of the commands that run it."""
     parser.add_argument("config", metavar="DS_CONFIG")
     parser.add_argument("script", metavar="TRAIN.py")
-    _add_run_options(parser)
+    add_run_options(parser)
     add_output_options(parser)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("running the script")
     group.add_argument("--nproc", type=positive, metavar="N", help="ranks to start (default: all GPUs, else 2)")
     group.add_argument("--launcher", choices=("torchrun", "deepspeed", "slurm"), default="torchrun")

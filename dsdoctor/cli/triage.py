@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_job_arguments, job
 from dsdoctor.job import Job
+
+if TYPE_CHECKING:
+    from dsdoctor.triage import Triage
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,8 +32,18 @@ def run(arguments: argparse.Namespace) -> int:
     return examine(job(arguments, stages=_stages(arguments.stages)), "triage", as_json=arguments.json)
 
 
-def examine(asked: Job, command: str, *, as_json: bool) -> int:
-    """Run the triage of a job, print it, keep it in the report folder, and return the exit code."""
+def examine(
+    asked: Job,
+    command: str,
+    *,
+    as_json: bool,
+    exit_code: Callable[[Triage], int] = lambda result: result.exit_code,
+    then: Callable[[Triage], None] = lambda result: None,
+) -> int:
+    """Run the triage of a job, print it, keep it in the report folder, and return the exit code.
+
+    `exit_code` is a command's own idea of it; `then` is called with the result before anything is printed.
+    """
     from dsdoctor.blame.table import table
     from dsdoctor.report.document import document, dumps
     from dsdoctor.report.terminal import Terminal
@@ -38,10 +52,12 @@ def examine(asked: Job, command: str, *, as_json: bool) -> int:
     terminal = Terminal(sys.stderr if as_json else sys.stdout)
     tell = partial(terminal.line, style="dim")
     result = triage(asked, done=terminal.stage, tell=tell, progress=terminal.progress)
+    then(result)
+    code = exit_code(result)
     machine = result.case.machine
     built = document(
         command,
-        exit_code=result.exit_code,
+        exit_code=code,
         findings=result.findings,
         environment=machine.to_dict() if machine else None,
         stages=[vars(stage) for stage in result.stages],
@@ -57,7 +73,7 @@ def examine(asked: Job, command: str, *, as_json: bool) -> int:
         print(text)
     else:
         terminal.triage(result)
-    return result.exit_code
+    return code
 
 
 def _stages(text: str | None) -> tuple[str, ...]:

@@ -42,6 +42,9 @@ class NanLoss(Diagnosis):
             proof = (Evidence(source=run.leg, rank=health.rank, step=health.step, text=health.why),)
             yield self._found(case, f"{health.why}", proof, 0.85)
             return
+        bad = case.first_bad
+        if run is None and bad is not None and bad.cause != "not-reproducible":
+            yield self._found(case, f"the micro-batch of step {bad.step}, rank {bad.rank} is not finite", (), 0.85)
         if case.logs is not None:
             yield from self._in_logs(case, case.logs)
 

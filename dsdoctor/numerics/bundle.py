@@ -1,6 +1,7 @@
 """A folder that holds one micro-batch with all that its forward depends on, to run it again later. Rank processes only.
 
-    bundle.json   what was found, the script and its arguments, versions, the run's order
+    bundle.json   what was found, the script and its arguments, versions
+    ds_config.json  the config that was in force
     batch.pt      inputs, gradients of the outputs, random state, autocast
     weights.pt    parameters and buffers, where this rank holds them all and they are not too large
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import trees
 from dsdoctor.numerics.again import Batch
 from dsdoctor.numerics.calls import versions
 from dsdoctor.numerics.engines import is_whole
-from dsdoctor.numerics.examined import Examined
 from dsdoctor.numerics.replay import RandomState
 
 LARGEST = 4 << 30
@@ -44,12 +43,15 @@ class Bundle:
 
 
 def save(
-    folder: Path, model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], found: FirstBad, known: Examined
+    folder: Path, model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> Path:
-    """Write the bundle of a rank below `folder` and return its path. Raises OSError, ValueError for odd arguments."""
+    """Write the bundle below `folder` and return its path. `about` goes into bundle.json and names the rank.
+
+    Raises OSError, ValueError for odd arguments.
+    """
     if not all(isinstance(leaf, _PLAIN) for leaf in tree_leaves((batch.args, dict(batch.kwargs)))):
         raise ValueError("an argument of the model is no plain value")
-    place = folder / f"bundle-rank{found.rank}"
+    place = folder / f"bundle-rank{about['rank']}"
     place.mkdir(parents=True, exist_ok=True)
     values = {
         "args": list(_plain(batch.args)),
@@ -64,12 +66,9 @@ def save(
     kept = _weights(model)
     if kept is not None:
         torch.save(kept, place / "weights.pt")
-    about = {
-        "first_bad": asdict(found),
-        "examined": known.to_dict(),
-        "torch": torch.__version__,
-        "weights": kept is not None,
-    }
+    about = {**about, "torch": torch.__version__, "weights": kept is not None}
+    config = about.get("order", {}).get("config", {})
+    (place / "ds_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (place / "bundle.json").write_text(json.dumps(about, indent=1, default=str), encoding="utf-8")
     return place
 

@@ -22,6 +22,7 @@ _DOMAIN = {
     "log", "log2", "log10", "log1p", "logit", "xlogy", "special_entr", "sqrt", "rsqrt", "reciprocal", "div",
     "true_divide", "pow", "acos", "asin", "acosh", "atanh", "fmod", "remainder", "digamma", "lgamma",
 }  # fmt: skip
+_GUARDING = {"add", "sub", "clamp", "clamp_min", "maximum"}
 _SOFTMAX = {"_softmax", "_log_softmax", "_safe_softmax", "logsumexp"}
 _LOSSES = {"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"}
 _GRAPH = 64
@@ -123,6 +124,24 @@ def _exact(func: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Tensor 
 
 def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def lost_constants(func: Any, args: Any, kwargs: Any) -> list[str]:
+    """Small constants that an operation adds, or holds a value above, and that are 0 in its type: an eps that is lost.
+
+    torch rounds the result, not the constant, so a constant is lost where it is less than half the smallest number.
+    """
+    if func._opname.rstrip("_") not in _GUARDING:
+        return []
+    values = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    dtype = values[0].dtype if values else torch.float64
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    scalars = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
+    return [
+        f"{scalar:g} is 0 in {str(dtype).removeprefix('torch.')} ({name(func)})"
+        for scalar in scalars
+        if 0 < abs(scalar) <= smallest / 2
+    ]
 
 
 def _is_constant(func: Any, args: Any, kwargs: Any, output: Tensor) -> bool:

@@ -24,7 +24,7 @@ from dsdoctor.numerics.announcing import Announcer
 from dsdoctor.numerics.batches import Batches, Call
 from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.events import Event
-from dsdoctor.numerics.frames import FrameLog, batch_text
+from dsdoctor.numerics.frames import Frame, FrameLog, batch_text
 from dsdoctor.numerics.hooks import BatchLimitReached
 from dsdoctor.numerics.judging import Judge, around_backward
 from dsdoctor.numerics.ledger import Ledger
@@ -46,7 +46,7 @@ class Detector:
 
     `first_bad` is the first non-finite value once it is certain, `again` the same trouble seen in later batches with a
     frame for every module (where the first sight had none), `warnings` what else the user should know, `problems` are
-    failures of the detector itself.
+    failures of the detector itself. `on_frame`, where it is set, hears of every frame.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Detector:
     ) -> None:
         self.problems: list[str] = []
         self.warnings: list[str] = []
+        self.on_frame: Callable[[Frame], None] | None = None
         self.clock = Clock()
         self._model = model = engines.user_model(target)
         self._engine = engine = target if engines.is_engine(target) else None
@@ -210,6 +211,8 @@ class Detector:
 
     def frame_taken(self) -> None:
         """A module's call was framed."""
+        if self.on_frame is not None:
+            self.on_frame(self._frames.last()[-1])
 
     # ------------------------------------------------------------------ optimizer step
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import engines, trees, trying
@@ -40,11 +40,15 @@ class _Kept:
 
 
 class Examiner:
-    """Hooks on the root module of a detector's model. `folder` is where a bundle is written, None for no bundle."""
+    """Hooks on the root module of a detector's model.
 
-    def __init__(self, target: Any, folder: Path | None) -> None:
+    `folder` is where a bundle is written, None for no bundle; `order` is what started this run, to go into the bundle.
+    """
+
+    def __init__(self, target: Any, folder: Path | None, order: Mapping[str, Any] | None = None) -> None:
         self._model = engines.user_model(target)
         self._folder = folder
+        self._order = dict(order or {})
         self._kept: list[_Kept] = []
         self._detector: weakref.ref[Detector] = lambda: None  # type: ignore[assignment]
         self._handles: list[Any] = []
@@ -67,33 +71,18 @@ class Examiner:
                 raise NotReplayable("it was made after the backward of the batch")
             if kept is None:
                 raise NotReplayable("the forward of its batch was not seen")
-            known = self._examined(found, kept)
+            known = examined(self._model, kept.batch, kept.gradients, found)
         except Exception as reason:
             why = str(reason) if isinstance(reason, NotReplayable) else f"{type(reason).__name__}: {reason}"
             known = Examined(why_not=why, trials=trying.untried(found, why))
         return self._bundled(known, found, kept)
 
-    def _examined(self, found: FirstBad, kept: _Kept) -> Examined:
-        place = found.module if found.tensor.startswith("output") else None
-        bench = Bench(self._model, kept.batch, kept.gradients, place)
-        again = bench.run()
-        shadow = bench.run(dtype=torch.float32)
-        rows = bad_rows(kept.batch) or _batch_rows(kept.batch, again)
-        worth = again.outcome != "finite"
-        return Examined(
-            again=again.outcome,
-            in_fp32=shadow.outcome,
-            loss_in_fp32=shadow.loss if shadow.outcome == "finite" else None,
-            why_not="" if worth else "the batch is finite when it runs again",
-            samples=rows,
-            trials=trying.trials(bench, found, shadow, rows) if worth else (),
-        )
-
     def _bundled(self, known: Examined, found: FirstBad, kept: _Kept | None) -> Examined:
         if self._folder is None or kept is None:
             return known
         try:
-            place = save(self._folder, self._model, kept.batch, kept.gradients, found, known)
+            about = {"rank": found.rank, "first_bad": asdict(found), "examined": known.to_dict(), "order": self._order}
+            place = save(self._folder, self._model, kept.batch, kept.gradients, about)
         except Exception:
             return known  # a full disk costs the bundle, nothing else
         return replace(known, bundle=str(place))
@@ -116,6 +105,27 @@ class Examiner:
         for label, leaf in trees.leaves(output, "output"):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(_keeper(gradients, label))
+
+
+def examined(model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], found: FirstBad) -> Examined:
+    """Run a batch again as it was, in fp32, and with remedies.
+
+    Raises:
+        NotReplayable: weights are partitioned, an input was overwritten since, or the model communicates.
+    """
+    bench = Bench(model, batch, gradients, found.module if found.tensor.startswith("output") else None)
+    again = bench.run()
+    shadow = bench.run(dtype=torch.float32)
+    rows = bad_rows(batch) or _batch_rows(batch, again)
+    worth = again.outcome != "finite"
+    return Examined(
+        again=again.outcome,
+        in_fp32=shadow.outcome,
+        loss_in_fp32=shadow.loss if shadow.outcome == "finite" else None,
+        why_not="" if worth else "the batch is finite when it runs again",
+        samples=rows,
+        trials=trying.trials(bench, found, shadow, rows) if worth else (),
+    )
 
 
 def _keeper(gradients: dict[str, Tensor], label: str) -> Any:

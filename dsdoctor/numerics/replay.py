@@ -9,9 +9,13 @@ output cannot be named. A module whose second run would communicate with other r
 from __future__ import annotations
 
 import contextlib
+import linecache
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +29,7 @@ from dsdoctor.numerics.events import Origin
 from dsdoctor.numerics.stats import measure, only_minus_inf
 
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+_NOT_THE_PROGRAM = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 _PLAIN = (Tensor, bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 _HOOKS = (
     "_forward_pre_hooks",
@@ -84,6 +89,7 @@ class _Tracer(TorchDispatchMode):
         self.origins: dict[int, Origin] = {}
         self._names = {_storage(tensor): name for name, tensor in [*module.named_buffers(), *module.named_parameters()]}
         self._kept: list[Tensor] = []
+        self._lost: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -92,6 +98,7 @@ class _Tracer(TorchDispatchMode):
         operands = self._bad_operands((args[1:], kwargs) if causes.overwrites(func) else (args, kwargs))
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args) if causes.mutates(func) else args
         result = func(*args, **kwargs)
+        self._lost += causes.lost_constants(func, args, kwargs)
         if not causes.is_view(func):
             for output in tree_leaves(result):
                 if isinstance(output, Tensor):
@@ -122,7 +129,14 @@ class _Tracer(TorchDispatchMode):
             return
         self._kept.append(output)
         inherited = _inherited("nan" in seen.kind, only_minus_inf(output), operands)
-        self.origins[_storage(output)] = inherited or causes.explain(func, args, kwargs, output)
+        self.origins[_storage(output)] = inherited or self._made(func, args, kwargs, output)
+
+    def _made(self, func: Any, args: Any, kwargs: Any, output: Tensor) -> Origin:
+        """The origin of a bad value that this operation made, with the line of the program that called it."""
+        origin = causes.explain(func, args, kwargs, output)
+        if origin.cause == "domain" and self._lost:
+            origin = replace(origin, cause="lost-eps", detail=f"{origin.detail}; {self._lost[-1]}")
+        return replace(origin, line=calling_line())
 
 
 def _inherited(nan: bool, only_minus: bool, operands: list[_Operand]) -> Origin | None:
@@ -136,6 +150,18 @@ def _inherited(nan: bool, only_minus: bool, operands: list[_Operand]) -> Origin 
     if made is not None or not relevant:
         return made
     return relevant[0].origin if only_minus else None
+
+
+def calling_line() -> str | None:
+    """The innermost line that runs now outside of torch and of the detector, as `file:number: text`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_NOT_THE_PROGRAM, "<")):
+            text = linecache.getline(file, frame.f_lineno).strip()
+            return f"{file}:{frame.f_lineno}: {text}" if text else f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 def _storage(tensor: Tensor) -> int:

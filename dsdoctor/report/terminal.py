@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -125,8 +125,26 @@ class Terminal:
             self.line("\nthe frames before the first non-finite value:", style="bold")
             self.line(str(details["frames"]).rstrip())
         if details.get("patch"):
-            self.line("\na patch for that module, ready to paste:", style="bold")
+            tried = any(
+                trial["patch"] == details["patch"] and trial["outcome"] == "finite" for trial in _trials(details)
+            )
+            how = "tried on the same micro-batch" if tried else "not tried"
+            self.line(f"\na patch for that module, ready to paste ({how}):", style="bold")
             self.line(str(details["patch"]).rstrip())
+        if bundle := (details.get("examined") or {}).get("bundle"):
+            self.line(f"\nthe micro-batch is kept: dsdoctor nan replay {bundle}", style="dim")
+        if details.get("trace"):
+            self.line(f"\nthe frames of the traced batches are in {details['trace']}", style="dim")
+        self._selftest(details.get("selftest") or [])
+
+    def _selftest(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A line for each planted fault: what, where, and what the detector named."""
+        if rows:
+            self.line("\nplanted faults:", style="bold")
+        for row in rows:
+            mark = {True: "✓", False: "✗", None: "–"}[row["right"]]
+            place = f" in {row['planted']}" if row["planted"] != "nothing" and row["planted"] else ""
+            self.line(f"  {mark} {row['fault']}{place}: {row['why'] or 'named: ' + row['found']}")
 
     def _legs(self, result: Triage) -> None:
         """A line for each leg, where more than one was run."""
@@ -148,6 +166,12 @@ class Terminal:
         if written:
             shown = ", ".join(written[:5]) + (f" and {len(written) - 5} more" if len(written) > 5 else "")
             self.line(f"the script itself wrote in the working directory: {shown}", style="yellow")
+
+
+def _trials(details: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The remedies that were tried, as the document has them."""
+    found: Sequence[Mapping[str, Any]] = (details.get("examined") or {}).get("trials") or ()
+    return found
 
 
 def clean(text: str) -> str:

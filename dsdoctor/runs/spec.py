@@ -75,6 +75,11 @@ def collectives_path(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"collectives-rank{rank}.json"
 
 
+def result_path(folder: str | Path, name: str, rank: int) -> Path:
+    """Where that rank leaves a result of the given name for the parent."""
+    return Path(folder) / f"{name}-rank{rank}.json"
+
+
 def saved_path(folder: str | Path) -> Path:
     """Where checkpoints and other files that the script saves are redirected to."""
     return Path(folder) / "saved"

@@ -55,11 +55,12 @@ def observe(
     detector: bool = False,
     steps: int | None = None,
     timeout: float | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run the script once.
 
-    `config` replaces the given one (for a proof); `name` is the run's folder, else the leg. `steps` and `timeout`
-    (seconds) are narrower limits than the job's.
+    `extra` are orders to the detector. `config` replaces the given one (for a proof); `name` is the run's folder, else
+    the leg. `steps` and `timeout` (seconds) are narrower limits than the job's.
     """
     job = examination.job
     given = examination.case.config.data if examination.case.config is not None else {}
@@ -79,6 +80,7 @@ def observe(
         checkpoint=job.checkpoint,
         seed=job.seed,
         device=job.device,
+        extra=dict(extra or {}),
     )
     plan = launch_plan(examination)
     key = key_of(spec, plan, examination.machine.versions)
