@@ -30,12 +30,17 @@ NOT_AT_THE_BARRIER = Form(
 _KEY_OF_A_RANK = Form(message=r"^wait timeout after \d+ms, keys|^Socket Timeout$")
 """What a rank raises that waits in vain for what another one was to write into the store."""
 
+_REFUSED = r"errno: 13\b|code: -13\b|EACCES"
+"""How torch says that the user may not listen on a port; the later forms are those of its store on libuv."""
+
 
 class PortInUse(TextDiagnosis):
     """The port where the ranks are to meet is taken by another process, so that rank 0 cannot listen on it.
 
     What proves it: listening on the port fails with EADDRINUSE (errno 98) before any rank is started, or an exception
-    of the job says so. A port is tested only if it was chosen by the user or the script (`MASTER_PORT`).
+    of the job says so. A port is tested only if it was chosen by the user or the script (`MASTER_PORT`). EACCES
+    (errno 13) means that the user may not listen there at all, which is said instead: on Linux only root may use the
+    ports below 1024.
 
     When it could be wrong: several start-up banners of a launcher in one log mean that the job was started twice (srun
     in front of a launcher that starts all ranks itself); then the job stands in its own way. A process of an earlier
@@ -46,14 +51,23 @@ class PortInUse(TextDiagnosis):
 
     id = "launch/port-in-use"
     severity = "error"
-    title = "the rendezvous port is in use"
-    forms = (Form(message=r"EADDRINUSE|[Aa]ddress already in use|\berrno:? ?98\b|server socket has failed to listen"),)
+    title = "rank 0 cannot listen on the rendezvous port"
+    forms = (
+        Form(message=rf"(?P<refused>server socket has failed to [^\n]*(?:{_REFUSED}))"),
+        Form(message=r"EADDRINUSE|[Aa]ddress already in use|\berrno:? ?98\b|server socket has failed to listen"),
+    )
     kinds = ("port-taken",)
     cause = "the rendezvous port is already in use by another process"
     fixes = (
         Fix(text="end the process that holds the port (often a left-over of an earlier run): `ss -ltnp`"),
         Fix(text="or choose another port: MASTER_PORT or --master_port"),
     )
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        return _MAY_NOT if _refused(groups) else self.cause
+
+    def remedies(self, groups: Mapping[str, str]) -> tuple[Fix, ...]:
+        return (_HIGHER_PORT,) if _refused(groups) else self.fixes
 
     def examine(self, case: Case) -> Iterator[Finding]:
         taken = port_taken(case.comm)
@@ -80,6 +94,15 @@ class PortInUse(TextDiagnosis):
             evidence=(*found.evidence[:2], *(event.evidence() for event in first))[:MAX_EVIDENCE],
             fixes=(Fix(text="start one launcher a node: srun --ntasks-per-node=1 deepspeed ..."), *self.fixes),
         )
+
+
+_MAY_NOT = "the user has no permission to listen on the rendezvous port (errno 13): ports below 1024 are root's"
+_HIGHER_PORT = Fix(text="choose a port above 1023: MASTER_PORT or --master_port, for instance 29500")
+
+
+def _refused(groups: Mapping[str, str]) -> bool:
+    """True if listening on the port was not allowed, rather than the port taken."""
+    return groups.get("refused", "?") != "?"
 
 
 class NameResolution(TextDiagnosis):

@@ -31,7 +31,11 @@ class DiskFull(TextDiagnosis):
     When it could be wrong: "No space left on device" from NCCL or under /dev/shm is shared memory, not the disk. A
     network file system that went away breaks the stream as well.
 
-    What to do: free space or write elsewhere; keep fewer checkpoints (`save_total_limit`).
+    What to do: `df -h FOLDER` and `df -i FOLDER` show room and inodes, `quota -s` (on Lustre `lfs quota -hu $USER
+    FOLDER`) your own limit, `ulimit -f` one for each file, `du -sh FOLDER/* | sort -h` what fills it. Write to another
+    volume (`output_dir`, or the folder given to `engine.save_checkpoint`), and keep fewer checkpoints:
+    `save_total_limit=2` in the Trainer, else `rm -r CKPT/OLD_TAG` once the newer one is complete. The checkpoint that
+    was being written is cut off: name the one before it in `CKPT/latest`.
     """
 
     id = "disk/full"
@@ -45,8 +49,11 @@ class DiskFull(TextDiagnosis):
     )
     cause = "writing a file failed: the disk, or its quota, is full"
     fixes = (
-        Fix(text="free space or write to another volume; a full checkpoint takes 14 to 16 bytes a parameter"),
-        Fix(text="keep fewer checkpoints (save_total_limit), delete old ones"),
+        Fix(
+            text="see what is full (df -h, df -i, quota -s, ulimit -f) and free it, or write to another volume; "
+            "a full checkpoint takes 14 to 16 bytes a parameter"
+        ),
+        Fix(text="keep fewer checkpoints (save_total_limit=2), delete old ones; the one being written is cut off"),
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
@@ -82,7 +89,11 @@ class NvmeSwap(TextDiagnosis):
 
     When it could be wrong: a full disk there is reported as `disk/full`.
 
-    What to do: install libaio's development files, give `nvme_path`, and see to the room on that disk.
+    What to do: `ds_report` must show async_io as `[OKAY]`: else `apt-get install libaio-dev` (`dnf install
+    libaio-devel`), or with conda `CFLAGS="-I$CONDA_PREFIX/include" LDFLAGS="-L$CONDA_PREFIX/lib"` in front of the
+    command. Give `"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}}`, likewise
+    `offload_optimizer`, on a local disk: `df -hT /local_nvme` shows its file system and room. While no job runs,
+    `rm -r /local_nvme/zero_stage_3` takes away what an earlier one has left. Without such a disk, `"device": "cpu"`.
     """
 
     id = "nvme/swap"

@@ -229,8 +229,9 @@ RANKS = (
     ),
     _row(
         "port-taken",
-        ("errno: 98", "server socket has failed to listen"),
-        r"server socket has failed to (?:bind to \S+ \(errno: 98|listen on any local)",
+        ("errno: 98", "server socket has failed to"),
+        r"server socket has failed to (?:bind to \S+ \(errno: 98|(?P<refused>bind\b.*?(?:errno: 13|EACCES))"
+        r"|listen on any local)",
     ),
     # Rank 0 at work on the data before training.
     _row(

@@ -115,6 +115,22 @@ def test_a_port_that_two_launchers_of_one_job_want():
     assert "--ntasks-per-node=1" in finding.fixes[0].text
 
 
+NOT_ALLOWED = (
+    "The server socket has failed to listen on any local network address. The server socket has failed to bind to "
+    "0.0.0.0:80 (errno: 13 - Permission denied).",
+    "The server socket has failed to bind. port: 80, useIpv6: 0, code: -13, name: EACCES, message: permission denied",
+)
+
+
+@pytest.mark.parametrize("message", NOT_ALLOWED)
+def test_a_port_that_only_root_may_listen_on(message):
+    """Ports below 1024 (ip_unprivileged_port_start): nobody has to be looked for who holds it."""
+    (finding,) = found(said(message, kind="DistNetworkError"), "launch/port-in-use")
+    assert "permission" in finding.cause
+    assert "in use" not in finding.cause
+    assert [fix for fix in finding.fixes if "above 1023" in fix.text] == list(finding.fixes)
+
+
 def test_the_moment_is_that_of_the_message_less_the_time_limit():
     text = "[E511 10:40:00.408271257 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout"
     late = event("watchdog", text, rank=0, seq="1580", op="ALLREDUCE", numel="466119168", timeout="600000")
