@@ -222,6 +222,7 @@ KINDS: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["frames", "auto"])
 def test_other_kinds_of_training(kind: str, mode: Any) -> None:
@@ -238,6 +239,7 @@ def test_other_kinds_of_training(kind: str, mode: Any) -> None:
     assert detector.warnings == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", [0, 2])
 def test_steps_that_are_skipped_in_silence(stage: int) -> None:
     """Under bf16 DeepSpeed says nothing of a step that it skips."""
@@ -247,6 +249,7 @@ def test_steps_that_are_skipped_in_silence(stage: int) -> None:
     assert "40 of the last 40 steps changed no weight" in detector.warnings[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["frames", "sentinel"])
 def test_a_pipeline(mode: Any) -> None:
     """One stage; two are tried by hand. The engine runs forward and backward by its own schedule."""
