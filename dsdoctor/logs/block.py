@@ -15,6 +15,7 @@ from dsdoctor.logs.shapes import keys
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FEED, _RETURN = b"\n\r"
+_WORD = 8
 _SAMPLE = 8192
 _SEGMENTS_OF_A_LINE = 8
 
@@ -32,12 +33,12 @@ class Block:
     """
 
     def __init__(self, data: bytes, numbered: Callable[[list[bytes], Callable[[int], bytes]], array[int]]) -> None:
-        by_lines = _by_lines(data)
+        self._by_lines = by_lines = _by_lines(data)
         if not by_lines and b"\r\n" in data:
             data = data.replace(b"\r\n", b"\n")
-        self._data = data
-        self._padded: bytes | None = None
+        self.data = data
         self._bytes = np.frombuffer(data, np.uint8)
+        self._words: Array | None = None
         self._marks: dict[int, Array] = {}
         self._feeds = self.marks(_FEED)
         ends = self._feeds if by_lines else np.flatnonzero((self._bytes == _FEED) | (self._bytes == _RETURN))
@@ -51,16 +52,17 @@ class Block:
     def __len__(self) -> int:
         return len(self.ends)
 
-    @property
-    def padded(self) -> bytes:
-        """The bytes of the block and a few zeros, so that several may be taken at its last place too."""
-        if self._padded is None:
-            self._padded = self._data + bytes(8)
-        return self._padded
+    def words(self, at: Array) -> Array:
+        """The eight bytes before each of these places as one integer, the first byte on top; zeros beyond the ends."""
+        if self._words is None:
+            padded = b"".join((bytes(_WORD), self.data, bytes(_WORD)))
+            self._words = np.ndarray(len(padded) - _WORD + 1, f">u{_WORD}", padded, strides=(1,))
+        words: Array = self._words[at].astype(np.uint64)
+        return words
 
     def text(self, index: int) -> bytes:
         """One of the parts, without its end."""
-        return self._data[self.starts[index] : self.ends[index]]
+        return self.data[self.starts[index] : self.ends[index]]
 
     def marks(self, byte: int) -> Array:
         """The places of all bytes of this value."""
@@ -70,6 +72,8 @@ class Block:
 
     def lines_before(self, indices: Sequence[int]) -> list[int]:
         """How many lines end before each of these parts; those of the whole block for the index after the last one."""
-        starts = np.append(self.starts, len(self._data) + 1)[indices]
+        if self._by_lines:
+            return [min(index, len(self._feeds)) for index in indices]
+        starts = [self.starts[index] if index < len(self) else len(self.data) + 1 for index in indices]
         lines: list[int] = np.searchsorted(self._feeds, starts).tolist()
         return lines

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from dsdoctor.logs.block import Array, Block
-from dsdoctor.logs.columns import Column, Lines, as_bytes, changes
+from dsdoctor.logs.columns import Column, Lines, changes
 from dsdoctor.logs.rows import LinePattern
 from dsdoctor.logs.series import SeriesBuilder
 from dsdoctor.logs.shapes import DONE, RANK, SCALE, SKIPPED, STEP, Bar, Maybe, Meaning, Meant, Step
@@ -23,12 +23,16 @@ from dsdoctor.logs.timeline import MIN_COUNTS
 HEAD = 4
 """Steps read at the head of a block while an exception may yet be cleared by progress."""
 
+_FEW = 16
+"""Integers this many times as high as they are many are not counted by an array."""
+
 
 @dataclass
 class Told:
     """The lines of a block that tell steps in one way: their places, and in a long log what they tell, by name.
 
-    `ranks` are the places of each rank that a prefix names, None standing for lines without such a prefix.
+    `ranks` are the ranks that prefixes name, and where what is only counted is told, the places of each; None stands
+    for lines without such a prefix.
     """
 
     step: Step
@@ -137,12 +141,11 @@ def _tell(told: Told, block: Block, choice: Choice, series: dict[str, SeriesBuil
     lines = Lines(block, places)
     fields = dict(step.fields)
     try:
-        told.ranks = {None: places}
-        if step.ranked:
-            texts = lines.texts(fields[RANK])
-            told.ranks = {int(as_bytes(text)): places[texts == text] for text in np.unique(texts).tolist()}
+        told.ranks = _ranks(told, lines.integers(fields[RANK])) if step.ranked else {None: places}
         if STEP in fields:
-            choice.whole.update(places[_turned_back(lines.texts(fields[STEP]))].tolist())
+            steps = lines.integers(fields[STEP])
+            back = np.flatnonzero(steps[1:] < steps[:-1])
+            choice.whole.update(places[back].tolist(), places[back + 1].tolist())
         if SKIPPED in step.names or SCALE in step.names:
             choice.whole.update(_moved(step, lines, places, told.ranks))
         if all(name in series and series[name].thinned for name in step.series):
@@ -156,6 +159,12 @@ def _tell(told: Told, block: Block, choice: Choice, series: dict[str, SeriesBuil
     return True
 
 
+def _ranks(told: Told, ranks: Array) -> dict[int | None, Array]:
+    different = np.flatnonzero(np.bincount(ranks)) if ranks.max() < _FEW * len(ranks) else np.unique(ranks)
+    events = bool(told.step.events)
+    return {rank: told.places[ranks == rank] if events else told.places for rank in different.tolist()}
+
+
 def _moved(step: Step, lines: Lines, places: Array, ranks: dict[int | None, Array]) -> set[int]:
     """The first lines, and those around which a counter of skipped steps, or the loss scale, moves.
 
@@ -164,17 +173,10 @@ def _moved(step: Step, lines: Lines, places: Array, ranks: dict[int | None, Arra
     if len(ranks) > 1:
         raise ValueError("each rank has a counter of its own")
     fields = dict(step.fields)
-    moves = (places[changes(lines.texts(fields[name]))] for name in (SKIPPED, SCALE) if name in fields)
+    counted = [lines.integers(fields[SKIPPED])] if SKIPPED in fields else []
+    scaled = [lines.texts(fields[SCALE])] if SCALE in fields else []
+    moves = (places[changes(texts)] for texts in (*counted, *scaled))
     return {at for moved in (places[: MIN_COUNTS + 1], *moves) for at in moved.tolist()}
-
-
-def _turned_back(steps: Array) -> Array:
-    """Where the steps do not go on: the lines before and after."""
-    lengths = np.zeros(len(steps), np.int64)
-    for byte in range(8):
-        lengths += (steps >> np.uint64(8 * byte) & np.uint64(255)) != 0
-    back = np.flatnonzero((lengths[1:] < lengths[:-1]) | ((lengths[1:] == lengths[:-1]) & (steps[1:] < steps[:-1])))
-    return np.concatenate((back, back + 1))
 
 
 def _kept(told: list[Told], series: dict[str, SeriesBuilder]) -> set[int]:

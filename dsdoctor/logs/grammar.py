@@ -263,12 +263,27 @@ BY_LITERAL: dict[str, tuple[LinePattern, ...]] = {
 }
 
 
-def matches(text: str, rows: Iterable[LinePattern]) -> list[tuple[LinePattern, re.Match[str]]]:
-    """What the line means, by all of these rows that match it, from left to right; its step by one of them only."""
-    likely = (row for row in rows if any(literal in text for literal in row.literals))
+_ORDER = {row: at for at, row in enumerate(ALL)}
+_ANY_LITERAL = re.compile("|".join(map(re.escape, BY_LITERAL)))
+
+
+def matches(text: str, rows: Iterable[LinePattern] = ALL) -> list[tuple[LinePattern, re.Match[str]]]:
+    """What the line means, by all rows that match it, from left to right; its step by one of them only.
+
+    `rows` are those that may match.
+    """
+    likely = _likely(text) if rows is ALL else (row for row in rows if any(words in text for words in row.literals))
     matched = [(row, match) for row in likely if (match := row.pattern.search(text)) is not None]
     if len(matched) > 1:
         matched.sort(key=lambda pair: pair[1].start())
         steps = [row for row, _ in matched if row.kind in STEPS]
         matched = [pair for pair in matched if pair[0] not in steps[1:]]
     return matched
+
+
+def _likely(text: str) -> list[LinePattern]:
+    """The rows of which a literal stands in the text."""
+    if _ANY_LITERAL.search(text) is None:
+        return []
+    found = {row for literal, rows in BY_LITERAL.items() if literal in text for row in rows}
+    return sorted(found, key=_ORDER.__getitem__)

@@ -79,13 +79,13 @@ class LineReader:
     def close(self) -> None:
         """The source has ended: whatever is open is complete."""
         for text, line in self._boxed.take():
-            self._segment(text, line, None)
+            self._segment(text, line, grammar.ALL)
         for reader in self._readers.values():
             reader.interrupt()
             self._take(reader, keep=0)
 
-    def read(self, text: str, rows: Sequence[LinePattern] | None = None) -> None:
-        """Read one line, which may hold several segments; only with these rows of the grammar, if any are given."""
+    def read(self, text: str, rows: Sequence[LinePattern] = grammar.ALL) -> None:
+        """Read one line, which may hold several segments; only with these rows of the grammar."""
         for segment in text.split("\r") if "\r" in text else (text,):
             if self._boxed.open or "│" in segment or "┃" in segment:
                 self._boxed_segment(segment[:MAX_SEGMENT])
@@ -96,7 +96,7 @@ class LineReader:
     def _boxed_segment(self, segment: str) -> None:
         for text, line in self._boxed.feed(segment, self.line):
             for part in apart(text):
-                self._segment(part, line, None)
+                self._segment(part, line, grammar.ALL)
         if self._boxed.open:
             self.attention = max(self.attention, _LINES_OF_A_BOX)
 
@@ -114,7 +114,7 @@ class LineReader:
         if math.isfinite(step):
             self._story.progress(int(step))
 
-    def _segment(self, segment: str, number: int, rows: Sequence[LinePattern] | None) -> None:
+    def _segment(self, segment: str, number: int, rows: Sequence[LinePattern]) -> None:
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
         if rank is not None:
@@ -122,7 +122,7 @@ class LineReader:
         self._time = _time(segment) or self._time
         place = Place(self._source.name, number, rank, self._time, line.text or line.prefix, line.host)
         self._story.last = place if line.text.strip() else self._story.last
-        matched = grammar.matches(line.text, grammar.ALL if rows is None else rows)
+        matched = grammar.matches(line.text, rows)
         if any(row in grammar.PROGRESS for row, _ in matched):
             if place.rank in self._readers:
                 self._readers[place.rank].interrupt()
@@ -293,7 +293,7 @@ def is_training(title: str) -> bool:
 
 def told(text: str) -> set[str]:
     """What a text tells: the kinds of lines and the names of values in it."""
-    kinds = {row.kind for row, _ in grammar.matches(text, grammar.ALL)}
+    kinds = {row.kind for row, _ in grammar.matches(text)}
     return kinds | {pair["key"] for pair in _PAIR.finditer(text)}
 
 

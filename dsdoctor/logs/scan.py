@@ -7,10 +7,12 @@ is open, every line is. Memory does not grow with the log.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from dsdoctor.logs import grammar
 from dsdoctor.logs.lines import LineReader, is_training, told, values
 from dsdoctor.logs.shapes import DONE, STEP, Kinds, Meaning, Step
 from dsdoctor.logs.source import Source
@@ -109,7 +111,7 @@ class Scanner:
             if index in choice.glanced:
                 self._glance(block.text(index), meaning)
                 continue
-            self._lines.read(_text(block, index), meaning.rows if meaning is not None else None)
+            self._lines.read(_text(block, index), meaning.rows if meaning is not None else grammar.ALL)
             if self._lines.attention > 0:
                 end = index + 1
                 break
@@ -122,13 +124,20 @@ class Scanner:
 
     def _glance(self, text: bytes, meaning: Meaning) -> None:
         """Take the steps of the bars in a line, and the values of its step, without reading it as a whole."""
-        for segment in text.split(b"\r"):
-            for done in DONE.findall(segment):
-                self._lines.bar_at(int(done))
-            if isinstance(meaning, Step) and (match := meaning.pattern.search(segment)) is not None:
-                self._tell(meaning, match.groups(), segment)
+        match = meaning.pattern.search(text) if isinstance(meaning, Step) else None
+        end = match.end() if match is not None else len(text)
+        self._bars(text[:end])
+        if isinstance(meaning, Step) and match is not None:
+            segment = text[text.rfind(b"\r", 0, match.start()) + 1 :].partition(b"\r")[0]
+            self._tell(meaning, match, segment)
+            self._bars(text[end:])
 
-    def _tell(self, step: Step, groups: tuple[bytes, ...], segment: bytes) -> None:
+    def _bars(self, text: bytes) -> None:
+        for done in DONE.findall(text):
+            self._lines.bar_at(int(done))
+
+    def _tell(self, step: Step, match: re.Match[bytes], segment: bytes) -> None:
+        groups = match.groups()
         self._count(step, 1)
         rank = int(groups[0]) if step.ranked else self._source.rank
         if rank is not None:
@@ -136,9 +145,9 @@ class Scanner:
         told = dict(zip(step.names, groups[step.ranked :], strict=True))
         if step.numbered:
             self._lines.step_at(float(told[STEP]))
+        line, source, now = self._lines.line, self._source.name, self._story.step
         for name in step.series:
-            builder = self._story.builder(name)
-            builder.add(self._story.step, float(told[name]), self._lines.line, self._source.name, rank, segment)
+            self._story.builder(name).add(now, float(told[name]), line, source, rank, segment)
 
     def _count(self, step: Step, count: int) -> None:
         if step.counted:

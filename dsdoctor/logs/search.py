@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 _WORTH_IT = 1 << 16
 """Bytes from which on it is worth to load the engine."""
+_AND_END = (1).__add__
 
 
 class Search:
-    """Looks for the same texts again and again, none of which has a line end.
+    """Looks for the same texts again and again; the end of a line may be the end of a text.
 
     In many lines they are looked for by hyperscan, which has no package for some machines: there one by one as well.
     """
@@ -21,22 +23,16 @@ class Search:
     def __init__(self, texts: Sequence[bytes]) -> None:
         self._texts = tuple(texts)
 
-    def among(self, lines: Collection[bytes]) -> list[bytes]:
-        """Those of the lines in which one of the texts stands, in their order."""
-        ends = list(accumulate(len(line) + 1 for line in lines))
-        if not lines or ends[-1] < _WORTH_IT or self._engine is None:
-            joined = b"\n".join(lines)
+    def among(self, lines: Sequence[bytes]) -> list[int]:
+        """The indices of the lines in which one of the texts stands, in order."""
+        joined = b"\n".join((*lines, b""))
+        if len(joined) < _WORTH_IT or self._engine is None:
             present = [text for text in self._texts if text in joined]
-            return [line for line in lines if any(text in line for text in present)] if present else []
+            return [at for at, line in enumerate(lines) if any(text in line + b"\n" for text in present)]
         found: set[int] = set()
-        self._engine.scan(b"\n".join(lines), match_event_handler=lambda number, start, end, *_: found.add(end))
-        ordered = iter(sorted(found))
-        hits, at = [], next(ordered, -1)
-        for line, end in zip(lines, ends, strict=True):
-            if 0 <= at < end:
-                hits.append(line)
-                at = next((other for other in ordered if other > end), -1)
-        return hits
+        self._engine.scan(joined, match_event_handler=lambda number, start, end, *_: found.add(end))
+        ends = list(accumulate(map(_AND_END, map(len, lines))))
+        return sorted({bisect_left(ends, end) for end in found})
 
     @cached_property
     def _engine(self) -> Any:

@@ -41,7 +41,7 @@ _TOKEN = re.compile(
     r"(?P<free>(?<![\w.])[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)(?!\w))|\d+|(?P<other>\xff+)"
 )
 
-DONE = re.compile(rb"%\|[^|]*\| *(\d+)/\d+ \[")
+DONE = re.compile(rb"%\|[^|\r]*\| *(\d+)/\d+ \[")
 """How many steps a progress bar shows done."""
 
 STEP, RANK, SKIPPED, SCALE = "step", "rank", "skipped", "loss_scale"
@@ -145,25 +145,32 @@ class Kinds:
         except KeyError:
             new = set(found).difference(self._known)
         if len(self._known) + len(new) > MAX_KEYS:
-            self._known.clear()
+            self._forget()
             new = set(found)
         self._known.update(dict.fromkeys(new, 0))
-        passing = [key for key in new if len(key) > MAX_KEY]
-        suspect = set(_SEARCH.among(new))
-        suspect.update(key for key in new if key.endswith(b"{"))
+        listed = list(new)
+        passing = [key for key in listed if len(key) > MAX_KEY] if max(map(len, listed)) > MAX_KEY else []
+        suspect = {listed[at] for at in _SEARCH.among(listed)}
         if suspect:
-            often = Counter(key for key in found if key in suspect)
-            least = 1 if len(suspect) <= _MANY else 2
-            for index, key in enumerate(found):
-                if often.get(key, 0) >= least:
-                    self._known[key] = self._number(self._meaning(key, text(index)))
-                    del often[key]
-            self._known.update(dict.fromkeys(often, 1))
-            passing.extend(often)
+            places = {found[at]: at for at in range(len(found) - 1, -1, -1) if found[at] in suspect}
+            once: list[bytes] = []
+            if len(suspect) > _MANY:
+                often = Counter(key for key in found if key in suspect)
+                once = [key for key, count in often.items() if count == 1]
+                meant = _EXACT.among([text(places[key]) for key in once])
+                self._known.update((once[at], 1) for at in meant)
+                passing.extend(once)
+            for key in suspect.difference(once):
+                self._known[key] = self._number(self._meaning(key, text(places[key])))
         numbers = array("q", map(self._known.__getitem__, found))
         for key in passing:
             self._known.pop(key, None)
         return numbers
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._same.clear()
+        del self.meanings[2:]
 
     def _number(self, meaning: Meaning) -> int:
         """The same number for all that mean the same."""
@@ -183,11 +190,14 @@ class Kinds:
             meaning = _together([part for part in parts if part is not None])
         if type(meaning) is not Step:
             return meaning
+        if len(key) > MAX_KEY:
+            return Meant(meaning.rows)
         match = meaning.pattern.search(raw)
         names = (RANK, *meaning.names) if meaning.ranked else meaning.names
         if match is None or (b"\r" in raw and not names):
             return Meant(meaning.rows)
-        located = list(zip(names, locate(raw, match.regs[1:]), strict=True))
+        found = locate(raw, match.regs[1:], [name in (RANK, STEP, SKIPPED) for name in names])
+        located = list(zip(names, found, strict=True))
         if any(field is None and name != STEP for name, field in located):
             return Meant(meaning.rows)
         return replace(meaning, fields=tuple((name, field) for name, field in located if field is not None))
@@ -283,7 +293,10 @@ for _literal, _rows in (*grammar.BY_LITERAL.items(), *((text, ()) for text in _S
         _WITH_DIGITS.setdefault(_short, []).append((_raw, _rows))
 
 
-_SEARCH = Search((*_SURE, *_WITH_DIGITS))
+_OPENING = (b"{\n", b"{\r")
+"""The end of a line after which a config may follow."""
+_SEARCH = Search((*_SURE, *_WITH_DIGITS, *_OPENING))
+_EXACT = Search((*LITERALS, *_OPENING))
 
 
 def _candidates(key: bytes) -> tuple[tuple[LinePattern, ...], bool, tuple[bytes, ...]]:

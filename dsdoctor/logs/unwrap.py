@@ -29,10 +29,10 @@ _UNRANKED = re.compile(
 _NCCL = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] NCCL ")
 _MAX_PREFIXES = 6
 _ANOTHER = re.compile(
-    r"(?<=[^\s>|])(?<![\]>]:)(?=\[(?:rank|default)\d+\]:)"
-    r"|(?<=[\w.)\]}])(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] \[[A-Z]+\] \[)"
-    r"|(?<=\})(?=\{['\"]loss['\"]: )"
-    r"|(?<=[\w.)\]}])(?<!\\n)(?=Traceback \(most recent call last\):)"
+    r"\[(?:(?<=[^\s>|]\[)(?<![\]>]:\[)(?:rank|default)\d+\]:"
+    r"|(?<=[\w.)\]}]\[)\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] \[[A-Z]+\] \[)"
+    r"|\{(?<=\}\{)['\"]loss['\"]: "
+    r"|T(?<=[\w.)\]}]T)(?<!\\nT)raceback \(most recent call last\):"
 )
 """Where in a line another text begins: of another rank, of DeepSpeed's logger, of the Trainer, of Python."""
 
@@ -86,4 +86,8 @@ def unwrap(line: str) -> Unwrapped:
 
 def apart(line: str) -> list[str]:
     """The texts of several ranks, or programs, that were written into one line, each with its prefix."""
-    return _ANOTHER.split(line)
+    parts, begin = [], 0
+    for match in _ANOTHER.finditer(line):
+        parts.append(line[begin : match.start()])
+        begin = match.start()
+    return [*parts, line[begin:]]

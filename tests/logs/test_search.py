@@ -6,7 +6,7 @@ import pytest
 
 from dsdoctor.logs.search import Search
 
-TEXTS = [b"Killed", b"Error: ", b"ed", b"H", b"[INFO] [", b"never there"]
+TEXTS = [b"Killed", b"Error: ", b"ed", b"H", b"[INFO] [", b"never there", b"z\n"]
 
 
 @pytest.mark.parametrize("with_engine", [False, True])
@@ -21,6 +21,8 @@ def test_the_lines_that_hold_one_are_found(monkeypatch, with_engine, count):
     search = Search(TEXTS)
     assert search.among(lines) == []
     for at in range(0, count, 7):
-        text = numbers.choice(TEXTS)
+        text = numbers.choice(TEXTS[:-1])
         lines[at] = numbers.choice([text + lines[at], lines[at] + text, text, text + b"x" + text])
-    assert search.among(lines) == lines[::7]
+    lines[1] = b"z z "
+    lines[-1] = b"z"
+    assert search.among(lines) == sorted({*range(0, count, 7), count - 1})
