@@ -48,6 +48,8 @@ class LossScaleHistory:
 
     source: str
     attempts: tuple[ScaleAttempt, ...]
+    unlisted: int = 0
+    """Skipped steps before the last attempt that are not listed, since there were too many of them."""
     counts: tuple[SkipCount, ...] = ()
     """Where only a counter of skipped steps is known, not the single overflows (`dsdoctor.skip_counts` reads them)."""
     steps_seen: int | None = None
@@ -103,7 +105,7 @@ def read(history: LossScaleHistory, *, bf16_supported: bool | None = None) -> Lo
     `bf16_supported` is what is known of the devices; it chooses between bf16 and fp32 as advice for a collapse.
     """
     attempts = history.attempts
-    skipped = sum(not attempt.raised for attempt in attempts)
+    skipped = sum(not attempt.raised for attempt in attempts) + history.unlisted
     if not attempts:
         return reading("none", skipped)
     if not history.dynamic or history.precision != "fp16":

@@ -340,6 +340,7 @@ class Story:
         known = bool(losses) and losses[-1] != 0
         return history(
             lines,
+            unlisted=self.scale.unlisted(lines),
             counts=self.skips.counts(),
             settings=scale_settings(self.config, self.settings),
             precision=precision,

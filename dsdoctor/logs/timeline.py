@@ -12,7 +12,7 @@ from dsdoctor.finding import Evidence
 from dsdoctor.loss_scale import LossScaleHistory, ScaleAttempt, SkipCount
 
 MAX_ATTEMPTS = 60_000
-"""Overflows kept; a log that has more tells nothing new."""
+"""Overflows kept; of a log that has more, the last one too, and how many there were."""
 MAX_RANKS = 2048
 """Ranks whose counters are kept."""
 _ONE = re.compile(r"loss scale: 1\.0, reducing to 1\.0")
@@ -42,13 +42,13 @@ class ScaleTimeline:
     def __init__(self) -> None:
         self._by_rank: dict[int | None, list[Overflow]] = {}
         self._kept = 0
+        self._unlisted = 0
         self._full = False
         self.iteration: int | None = None
         """The step that a line before named, where the lines about the scale do not."""
 
     def add(self, rank: int | None, overflow: Overflow) -> None:
-        if self._kept >= MAX_ATTEMPTS and not self._make_room():
-            return
+        full = self._kept >= MAX_ATTEMPTS and not self._make_room()
         if rank not in self._by_rank and self._full:
             return
         lines = self._by_rank.setdefault(rank, [])
@@ -60,6 +60,10 @@ class ScaleTimeline:
             if _same(lines[-1], overflow):
                 return
             overflow = _at(overflow, lines[-1].step + 1)
+        if full:
+            lines[-1] = overflow
+            self._unlisted += 1
+            return
         lines.append(overflow)
         self._kept += 1
 
@@ -69,6 +73,10 @@ class ScaleTimeline:
         self._by_rank = {rank: self._by_rank[rank]}
         self._kept, self._full = len(self._by_rank[rank]), True
         return self._kept < MAX_ATTEMPTS
+
+    def unlisted(self, lines: list[Overflow]) -> int:
+        """How many more overflows there were than these, which `lines` has given."""
+        return self._unlisted if len(lines) == self._kept else 0
 
     def lines(self, precision: str | None) -> list[Overflow]:
         """The overflows of the rank that tells most, without lines that the precision rules out or that are quoted."""
@@ -117,6 +125,7 @@ def _stands_still(*counts: SkipCount) -> bool:
 def history(
     lines: list[Overflow],
     *,
+    unlisted: int = 0,
     counts: tuple[SkipCount, ...] = (),
     settings: Mapping[str, Any],
     precision: str | None,
@@ -126,7 +135,7 @@ def history(
     loss_finite: bool | None,
     ended: bool,
 ) -> LossScaleHistory | None:
-    """The overflows as one history, None where nothing tells of any. `raised` is the exception at the minimum scale.
+    """The overflows as one history, None where nothing tells of any; `unlisted` is how many more there were. `raised` is the exception at the minimum scale.
 
     `settings` is the fp16 section of the config in force; `counts` stand for the overflows where these have no lines
     of their own.
@@ -149,8 +158,9 @@ def history(
     return LossScaleHistory(
         source=_source(lines, counts, raised),
         attempts=tuple(attempts),
+        unlisted=unlisted,
         counts=() if attempts else counts,
-        steps_seen=None if steps_seen is None else max(steps_seen, len(attempts)),
+        steps_seen=None if steps_seen is None else max(steps_seen, len(attempts) + unlisted),
         first_step=first_step,
         dynamic=static is None and not unscaled,
         precision=known,

@@ -4,6 +4,7 @@ import pytest
 
 from dsdoctor.logs import lines, story, timeline
 from dsdoctor.logs.read import read_logs
+from dsdoctor.loss_scale import read
 
 FALL = "[rank{0}]: [deepspeed] OVERFLOW! Rank {0} Skipping step. Attempted loss scale: 65536, reducing to 32768\n"
 MEMORY = "CPU Virtual Memory:  used = {:.2f} GB, percent = 50.0%\n"
@@ -42,7 +43,9 @@ def test_overflows_without_end_keep_those_of_the_rank_that_tells_most(monkeypatc
     for at in range(100):
         for rank in (0, 1) if at % 2 else (0,):
             scale.add(rank, timeline.Overflow(at, 8.0, 8.0, at, "a", "", False))
-    assert [line.step for line in scale.lines(None)] == list(range(30))
+    lines = scale.lines(None)
+    assert [line.step for line in lines] == [*range(29), 99]
+    assert len(lines) + scale.unlisted(lines) == 100
 
 
 @pytest.mark.parametrize("code", [1, 137])
@@ -51,3 +54,11 @@ def test_exits_without_end(tmp_path, code):
     exits = facts(tmp_path, text).exits
     assert len(exits) == story.MAX_EXITS
     assert exits[0].rank == 0
+
+
+def test_all_skipped_steps_are_counted_though_not_all_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "MAX_ATTEMPTS", 40)
+    text = "".join(f"step {at} loss 1.5\n" + FALL.format(0) for at in range(1, 101)) + "step 900 loss 1.5\n"
+    history = facts(tmp_path, text).loss_scale
+    assert (len(history.attempts), history.attempts[-1].step) == (40, 100)
+    assert read(history).skipped == 100
