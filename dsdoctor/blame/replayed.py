@@ -11,6 +11,9 @@ from dsdoctor.numerics.examined import Examined
 
 _RANGE = ("overflow", "cast-overflow", "inf-minus-inf", "lost-eps", "masked-row", "domain", "unknown")
 _SCRIPT = ("domain", "masked-row", "backward-singularity", "uninitialised")
+_ON_ITS_OPERANDS = ("domain", "masked-row", "uninitialised")
+_RANGE_OF_FP32 = {"float32": 0.8, "bfloat16": 0.7}
+"""Types in which a value is not 0 only because it is small, with how sure the operation alone makes."""
 _NARROW = ("float16", "bfloat16")
 _RACE = (
     ": a race or the hardware, which runs with overlap_comm off, with CUDA_LAUNCH_BLOCKING=1, or on other devices would"
@@ -30,7 +33,9 @@ def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
         return "script", f"the batch itself is not finite ({bad.tensor} holds {bad.kind})", 0.85
     if bad.cause == "ignored-labels":
         return "script", "no label of the batch counts, so its loss is a mean over nothing", 0.85
-    if examined is None or examined.again != "not-finite":
+    if examined is None or examined.again == "not-tried":
+        return _of_the_operation(bad)
+    if examined.again != "not-finite":
         return None
     if examined.in_fp32 == "finite" and bad.dtype in _NARROW and bad.cause in _RANGE:
         loss = f" (loss {examined.loss_in_fp32:.4g})" if examined.loss_in_fp32 is not None else ""
@@ -40,3 +45,11 @@ def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
         where = f" in {bad.op}" if bad.op else ""
         return "script", f"the same batch with the same weights is not finite in fp32 either ({bad.cause}{where})", 0.8
     return None
+
+
+def _of_the_operation(bad: FirstBad) -> Proof | None:
+    """Where the batch could not run again (ZeRO-3), its module did: these operands make no finite value in fp64 either."""
+    sure = _RANGE_OF_FP32.get(bad.dtype)
+    if sure is None or bad.cause not in _ON_ITS_OPERANDS or bad.op is None:
+        return None
+    return "script", f"{bad.op} is not finite on the same operands in any precision ({bad.cause}: {bad.detail})", sure

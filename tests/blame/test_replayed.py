@@ -7,10 +7,9 @@ from dsdoctor.finding import FirstBad
 from dsdoctor.numerics.examined import Examined
 
 
-def bad(cause, *, phase="forward", dtype="float16"):
-    return FirstBad(
-        rank=0, step=2, micro_step=0, phase=phase, module="a", tensor="output", kind="inf", cause=cause, dtype=dtype
-    )
+def bad(cause, *, phase="forward", dtype="float16", op=None):
+    values = {"rank": 0, "step": 2, "micro_step": 0, "phase": phase, "module": "a", "tensor": "output", "kind": "inf"}
+    return FirstBad(**values, op=op, cause=cause, dtype=dtype)
 
 
 FINITE_IN_FP32 = Examined(again="not-finite", in_fp32="finite", loss_in_fp32=2.318)
@@ -24,6 +23,8 @@ NEVER_FINITE = Examined(again="not-finite", in_fp32="not-finite")
         (bad("lost-eps"), FINITE_IN_FP32, "precision"),
         (bad("domain", dtype="bfloat16"), NEVER_FINITE, "script"),
         (bad("masked-row"), NEVER_FINITE, "script"),
+        (bad("domain", dtype="float32", op="aten.log"), None, "script"),
+        (bad("masked-row", dtype="bfloat16", op="aten._softmax"), Examined(why_not="partitioned"), "script"),
         (bad("bad-input", phase="input"), None, "script"),
         (bad("ignored-labels", phase="loss"), None, "script"),
         (bad("not-reproducible"), Examined(again="finite", in_fp32="finite"), "inconclusive"),
@@ -38,6 +39,8 @@ def test_proved(value, examined, blame):
     [
         (None, None),
         (bad("overflow"), None),
+        # a divisor may be 0 in fp16 only because it is small
+        (bad("domain", op="aten.div"), None),
         # an overflow that fp32 has too is as likely a learning rate of the config
         (bad("overflow"), NEVER_FINITE),
         (bad("exploded-weights"), NEVER_FINITE),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,42 @@ def test_a_printed_patch_is_the_text_that_was_run() -> None:
     assert known.cure is not None
     exec(known.cure.patch, {"model": model})
     assert bool(model(batch).isfinite().all())
+
+
+def demo_run(patch: str = "") -> tuple[list[float], Examined | None]:
+    """Twenty steps of the packaged demo's model in fp16 on one rank: the losses, and what was examined."""
+    from dsdoctor.demo.train import Sentences, TokenModel, plant_outlier
+
+    torch.manual_seed(1)
+    model = TokenModel()
+    plant_outlier(model.encoder)
+    exec(patch, {"model": model})
+    engine, found, losses = TinyEngine(model.half(), lr=0.05, scale=2.0**12), []
+    examiner = Examiner(engine, None)
+    data = torch.utils.data.DataLoader(Sentences(), batch_size=2)
+    with attach(engine, mode="frames", on_first_bad=lambda f, *_: found.append(examiner.examine(f))) as detector:
+        examiner.follow(detector)
+        for tokens, labels in itertools.islice(data, 20):
+            loss = engine(tokens, labels)
+            losses.append(loss.item())
+            if found:
+                break
+            engine.backward(loss)
+            engine.step()
+    return losses, found[0] if found else None
+
+
+def test_the_patch_for_the_demo_makes_the_demo_train() -> None:
+    pytest.importorskip("deepspeed")
+    losses, known = demo_run()
+    assert not math.isfinite(losses[-1])
+    assert known is not None
+    assert known.cure is not None
+    trained, nothing = demo_run(known.cure.patch)
+    assert nothing is None
+    assert len(trained) == 20
+    assert all(map(math.isfinite, trained))
+    assert trained[-1] < trained[0]
 
 
 def test_what_cannot_be_tried_says_so() -> None:
