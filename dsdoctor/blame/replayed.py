@@ -48,7 +48,7 @@ def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
 
 
 def _of_the_operation(bad: FirstBad) -> Proof | None:
-    """Where the batch could not run again (ZeRO-3), its module did: these operands make no finite value in fp64 either."""
+    """Where the batch could not run again (ZeRO-3), its module did: its operands make nothing finite in fp64 either."""
     sure = _RANGE_OF_FP32.get(bad.dtype)
     if sure is None or bad.cause not in _ON_ITS_OPERANDS or bad.op is None:
         return None

@@ -94,7 +94,9 @@ def demo_run(patch: str = "") -> tuple[list[float], Examined | None]:
     model = TokenModel()
     plant_outlier(model.encoder)
     exec(patch, {"model": model})
-    engine, found, losses = TinyEngine(model.half(), lr=0.05, scale=2.0**12), []
+    engine = TinyEngine(model.half(), lr=0.05, scale=2.0**12)
+    found: list[Examined] = []
+    losses: list[float] = []
     examiner = Examiner(engine, None)
     data = torch.utils.data.DataLoader(Sentences(), batch_size=2)
     with attach(engine, mode="frames", on_first_bad=lambda f, *_: found.append(examiner.examine(f))) as detector:
