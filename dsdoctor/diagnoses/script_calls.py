@@ -41,8 +41,8 @@ class ReadsInput(Diagnosis):
                 cause="the script reads from standard input, which the ranks of a job do not have",
                 evidence=(*map(context.evidence, asked), *users_lines(asked[0]))[:MAX_EVIDENCE],
                 confidence=0.85,
-                caveat="With an answer, which dsdoctor cannot give, the script may be sound.",
-                fixes=(Fix(text="pass the answer as an argument of the script, after --"),),
+                caveat="With an answer, which nobody can give it there, the script may be sound.",
+                fixes=(Fix(text="pass the answer as an argument of the script; ask only where sys.stdin.isatty()"),),
             )
 
 

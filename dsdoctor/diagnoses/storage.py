@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
@@ -47,7 +47,9 @@ class DiskFull(TextDiagnosis):
         Form(message=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
         Form(message=r"SafetensorError.*(?:No space|IoError)|Error while serializing: IoError"),
     )
-    cause = "writing a file failed: the disk, or its quota, is full"
+    cause = (
+        "a file could not be written to its end: the disk is full, or a quota or the limit of a file's size is reached"
+    )
     fixes = (
         Fix(
             text="see what is full (df -h, df -i, quota -s, ulimit -f) and free it, or write to another volume; "
@@ -100,8 +102,10 @@ class NvmeSwap(TextDiagnosis):
     severity = "error"
     title = "swapping to NVMe does not work"
     forms = (
-        Form(message=r"expected str, bytes or os\.PathLike object, not NoneType", frames=r"swap_tensor[/\\]"),
-        Form(message=r"\"nvme_path\" in DeepSpeed Config cannot be None"),
+        Form(
+            message=r"(?P<unset>expected str, bytes or os\.PathLike object, not NoneType)", frames=r"swap_tensor[/\\]"
+        ),
+        Form(message=r"(?P<unset>\"nvme_path\" in DeepSpeed Config cannot be None)"),
         Form(types=("AssertionError", "RuntimeError", "OSError"), frames=r"deepspeed[/\\]runtime[/\\]swap_tensor[/\\]"),
         Form(message=r"async_io.*(?:not compatible|not being compatible|requires the dev libaio|failed)"),
     )
@@ -115,6 +119,14 @@ class NvmeSwap(TextDiagnosis):
         ),
     )
     keys = ("zero_optimization.offload_param.nvme_path", "zero_optimization.offload_optimizer.nvme_path")
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        return (
+            self.cause if groups.get("unset", "?") == "?" else "swapping to NVMe is asked for without a folder for it"
+        )
+
+    def remedies(self, groups: Mapping[str, str]) -> tuple[Fix, ...]:
+        return self.fixes if groups.get("unset", "?") == "?" else (_GIVE_FOLDER, *self.fixes)
 
     def examine(self, case: Case) -> Iterator[Finding]:
         yield from super().examine(case)
@@ -140,5 +152,10 @@ class NvmeSwap(TextDiagnosis):
             keys=(folder.key,),
         )
 
+
+_GIVE_FOLDER = Fix(
+    text="give nvme_path beside device: nvme, in zero_optimization.offload_param and offload_optimizer: a folder on a "
+    'local NVMe disk; or "device": "cpu"'
+)
 
 DIAGNOSES: tuple[Diagnosis, ...] = (DiskFull(), NvmeSwap())

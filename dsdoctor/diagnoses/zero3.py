@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import before_run, context
@@ -157,13 +157,15 @@ class InflightParams(TextDiagnosis):
     What it is: parameters were fetched in another order than in the steps before (early exits, conditional layers,
     hooks on some ranks, user code that touches `.data`), so one is still in flight or not in the expected state.
 
-    What proves it: DeepSpeed's own check of the parameter's state (an AssertionError with `'status': 'INFLIGHT'`), or
-    its queue of parameters that runs empty ("pop from an empty deque").
+    What proves it: DeepSpeed's own check of the parameter's state (an AssertionError with `'status': 'INFLIGHT'`), its
+    queue of parameters that runs empty ("pop from an empty deque"), or its refusal to free a parameter that a module
+    works with ("Cannot free a ZeRO-3 parameter while it is still active").
 
     When it could be wrong: releases before 0.15.3 also fail on harmless early exits.
 
     What to do: keep the order of modules the same in every step; declare modules with data-dependent control flow as
-    leaf modules (`zero_optimization.leaf_module`, `set_z3_leaf_modules`).
+    leaf modules (`zero_optimization.leaf_module`, `set_z3_leaf_modules`). Leave `GatheredParameters` out of a forward
+    pass: the module's own parameters are whole there. Around it, change them only with `modifier_rank=0`.
     """
 
     id = "zero3/inflight-params"
@@ -172,7 +174,7 @@ class InflightParams(TextDiagnosis):
     forms = (
         Form(message=r"still have inflight params|tracing error at step \d+"),
         Form(message=r"expected param .* to (?:be|not be) (?:available|inflight|released)|expected to be released"),
-        Form(message=r"already in registry|Cannot free a ZeRO-3 parameter while it is still active"),
+        Form(message=r"already in registry|(?P<freed>Cannot free a ZeRO-3 parameter while it is still active)"),
         Form(message=r"attempted to (?:add non-inflight parameter|invalidate already invalid trace|record trace)"),
         Form(types=("AssertionError",), message=r"'status': '?(?:NOT_AVAILABLE|INFLIGHT|AVAILABLE)"),
         Form(types=("IndexError",), message=r"pop from an empty deque", frames=r"partitioned_param_coordinator\.py:"),
@@ -183,6 +185,20 @@ class InflightParams(TextDiagnosis):
         Fix(text="declare modules with data-dependent control flow as leaf modules (set_z3_leaf_modules)"),
     )
     keys = (STAGE,)
+
+    def tell(self, groups: Mapping[str, str]) -> str:
+        if groups.get("freed", "?") != "?":
+            return "a parameter was to be partitioned again while a module still worked with it"
+        return self.cause
+
+    def remedies(self, groups: Mapping[str, str]) -> tuple[Fix, ...]:
+        return _KEEP_GATHERED if groups.get("freed", "?") != "?" else self.fixes
+
+
+_KEEP_GATHERED = (
+    Fix(text="use no GatheredParameters inside a forward pass: a module's own parameters are whole there"),
+    Fix(text="change gathered parameters with GatheredParameters(..., modifier_rank=0) only, between steps"),
+)
 
 
 class TiedOrResized(TextDiagnosis):

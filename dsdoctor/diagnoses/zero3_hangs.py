@@ -10,6 +10,7 @@ from dsdoctor.diagnoses import before_run_model, context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import holds
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
+from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.diagnoses.standing import apart_in_engine, standing, where
 from dsdoctor.diagnoses.timeouts import gather_timeouts, other_cause
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -142,11 +143,20 @@ class BranchHang(TextDiagnosis):
 
 
 def _parted(case: Case) -> list[Evidence]:
-    """Ranks whose wait timed out at different places of ZeRO-3's code, as their tracebacks show."""
-    late = [f for f in context.failures(case) if "Timed out waiting" in f.message and _place(f)]
-    if case.logs is None or context.stage(case) != 3 or other_cause(case) or any(_generates(f) for f in late):
+    """Ranks that stood at different places of ZeRO-3's code when the patience of one ended, as their tracebacks show.
+
+    The others may have lost the connection to it by then. Such a rank may also have come later to the same gather, by
+    another function, so of it only counts whether it was at the gathers of weights or at the reduction of gradients.
+    """
+    if case.logs is None or context.stage(case) != 3 or other_cause(case):
         return []
-    return [context.evidence(f) for f in late] if len({_place(f) for f in late}) > 1 else []
+    waited = [f for f in context.failures(case) if _place(f) and is_peer_failure(f)]
+    late = [f for f in waited if "Timed out waiting" in f.message]
+    if not late or any(_generates(f) for f in waited):
+        return []
+    if len({_place(f) for f in late}) > 1:
+        return [context.evidence(f) for f in late]
+    return [context.evidence(f) for f in waited] if len({_reduces(f) for f in waited}) > 1 else []
 
 
 def _other_lengths(case: Case) -> list[Evidence]:
@@ -161,6 +171,10 @@ def _place(failure: Failure) -> str:
     """The innermost function of ZeRO that a traceback goes through; empty if there is none."""
     inside = [f.function for f in failure.frames if re.search(r"deepspeed[/\\]runtime[/\\]zero[/\\]", f.file)]
     return inside[-1] if inside else ""
+
+
+def _reduces(failure: Failure) -> bool:
+    return passes_through(failure.frames, r"zero[/\\]stage3\.py:\w*(?:reduce|scatter)")
 
 
 def _generates(failure: Failure) -> bool:

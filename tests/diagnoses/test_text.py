@@ -219,3 +219,11 @@ def test_both_versions_are_named():
     (finding,) = found(POSITIVE["build/cuda-mismatch"][0], "build/cuda-mismatch")
     assert "12.1" in finding.cause
     assert "11.8" in finding.cause
+
+
+def test_swapping_without_a_folder():
+    """What is missing is the key; the disk and libaio come after."""
+    case = failed("AssertionError", '"nvme_path" in DeepSpeed Config cannot be None if remote device is nvme', USER)
+    (finding,) = found(case, "nvme/swap")
+    assert "without a folder" in finding.cause
+    assert "nvme_path" in finding.fixes[0].text

@@ -1,5 +1,7 @@
 """What only ZeRO-3 punishes, and what autograd refuses."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsdoctor.diagnoses import context
@@ -12,6 +14,7 @@ from tests.diagnoses.making import (
     USER,
     event,
     failed,
+    failure,
     healthy,
     log,
     log_failure,
@@ -38,6 +41,14 @@ DIRECT = (
     "Direct calls to tensor.backward() are not supported in this configuration. This occurs when either: (1) your "
     "PyTorch version lacks required internal APIs, or (2) using ZeRO stage 0. Please use engine.backward(loss) instead."
 )
+
+STAGE3 = {"config": {"zero_optimization": {"stage": 3}}}
+LATE = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
+GONE = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:31544"
+GATHER = replace(FETCH, function="all_gather_coalesced")
+REDUCE = Frame(file="/env/lib/python3.11/site-packages/deepspeed/runtime/zero/stage3.py", line=4,
+               function="__avg_scatter_grads")  # fmt: skip
+ACTIVE = "Cannot free a ZeRO-3 parameter while it is still active in submodules. This can happen if: (1) submodules"
 
 POSITIVE = {
     "zero3/empty-weights-in-model": [
@@ -139,3 +150,24 @@ def test_misuse_under_stage_3_names_the_stage_as_its_key():
 
 def test_the_stage_comes_from_the_engine():
     assert context.stage(healthy(stage=3)) == 3
+
+
+def test_a_rank_at_the_gradients_when_the_one_at_the_weights_gave_up():
+    """The reduction of a step comes after all its gathers on every rank, so these two ran different modules."""
+    late = failure("RuntimeError", LATE, USER, FETCH, TORCH, rank=1)
+    gone = failure("RuntimeError", GONE, USER, REDUCE, TORCH, rank=0)
+    (finding,) = found(log(failures=(late, gone), **STAGE3), "zero3/branch-hang")
+    assert {evidence.rank for evidence in finding.evidence} == {0, 1}
+
+
+def test_a_rank_that_came_too_late_to_the_gather_ran_nothing_else():
+    late = failure("RuntimeError", LATE, USER, FETCH, TORCH, rank=1)
+    gone = failure("RuntimeError", GONE, USER, GATHER, TORCH, rank=0)
+    assert not found(log(failures=(late, gone), **STAGE3), "zero3/branch-hang")
+
+
+def test_parameters_gathered_in_the_forward_pass_that_uses_them():
+    """DeepSpeed's message names two reasons; the order of modules is none of them."""
+    (finding,) = found(log_failure("RuntimeError", ACTIVE, USER, FETCH), "zero3/inflight-params")
+    assert "GatheredParameters" in finding.fixes[0].text
+    assert "still worked with it" in finding.cause
