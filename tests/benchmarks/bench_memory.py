@@ -35,6 +35,7 @@ from dsdoctor.memory.hf_config import shape_of  # noqa: E402
 from dsdoctor.memory.inventory import Inventory  # noqa: E402
 from dsdoctor.memory.parameter import Parameter  # noqa: E402
 from dsdoctor.memory.setup import Setup, setup_of  # noqa: E402
+from dsdoctor.runs import extensions  # noqa: E402
 from tests.benchmarks.memory_cases import cases  # noqa: E402
 
 RESULTS = ROOT / "tests" / "results" / "memory.md"
@@ -96,6 +97,7 @@ def _start(rank: int, ranks: int, port: int, given: Path, result: Path) -> subpr
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": str(ROOT),
+        extensions.VARIABLE: str(extensions.prepared(extensions.cache_folder())),
     }
     command = [sys.executable, "-m", "tests.benchmarks.memory_rank", str(given), str(result)]
     quiet = None if os.environ.get("BENCH_RAISE") else subprocess.DEVNULL

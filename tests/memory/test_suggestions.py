@@ -53,7 +53,7 @@ def suggested():
         free = facts_of(one["config"], inventory, 1 << 40)
         own = next(index for index, need in enumerate(free.needs) if need.current)
         least = min(needed(free, index) for index in range(len(free.needs)))
-        limit = round(least * 1.02 + numbers.uniform(0.1, 0.9) * (needed(free, own) - least * 1.02))
+        limit = round(least + numbers.uniform(0.1, 0.9) * (needed(free, own) - least))
         facts = facts_of(one["config"], inventory, limit)
         assert facts.current is not None
         assert facts.current.fits is False
