@@ -59,6 +59,7 @@ def train(
     spikes: tuple[int, ...] = (),
     spike: float = float("inf"),
     norms: bool = False,
+    every: int = 1,
 ) -> None:
     model = model or Net()
     engine, *_ = deepspeed.initialize(model=model, config=settings)
@@ -70,7 +71,7 @@ def train(
         loss = engine(torch.randn(4, WIDTH, dtype=dtype))
         engine.backward(loss)
         engine.step()
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0 and (step + 1) % every == 0:
             norm = f" grad norm {float(engine.get_global_grad_norm())}" if norms else ""
             print(f"step {step + 1} loss {loss.item():.4f}{norm} lr {engine.get_lr()[0]:.2e}", flush=True)
 

@@ -50,6 +50,8 @@ class Recipe:
     hold_port: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
     job: str = "job.py"
+    beside: tuple[str, ...] = ()
+    """A second launcher, started at the same time, whose output goes into the same log."""
 
 
 RECIPES = (
@@ -103,7 +105,8 @@ def _free_port() -> int:
 def _run(recipe: Recipe, folder: str, port: int) -> str:
     output = Path(folder, "output")
     with output.open("wb") as sink:
-        process = _start(recipe, folder, port, sink)
+        process = _start(recipe, recipe.launcher, folder, port, sink)
+        beside = _start(recipe, recipe.beside, folder, _free_port(), sink) if recipe.beside else None
         try:
             if recipe.send is not None:
                 _when(lambda: b"step 20 " in output.read_bytes(), process)
@@ -113,15 +116,20 @@ def _run(recipe: Recipe, folder: str, port: int) -> str:
             pass
         finally:
             _end(process)
+            if beside is not None:
+                _end(beside)
     return output.read_text("utf-8", "replace")
 
 
-def _start(recipe: Recipe, folder: str, port: int, sink: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    recipe: Recipe, launcher: tuple[str, ...], folder: str, port: int, sink: IO[bytes]
+) -> subprocess.Popen[bytes]:
     bin_folder = Path(sys.executable).parent
-    head, *rest = (part.format(port=port) for part in recipe.launcher)
+    head, *rest = (part.format(port=port) for part in launcher)
     variables = {name: value.format(port=port) for name, value in recipe.variables.items()}
     return subprocess.Popen(
         [str(bin_folder / head), *rest, str(HERE / recipe.job), recipe.how],
+        stdin=subprocess.DEVNULL,
         stdout=sink,
         stderr=subprocess.STDOUT,
         cwd=folder,

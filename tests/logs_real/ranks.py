@@ -32,7 +32,8 @@ def group(seconds: int = WAIT) -> None:
 
 def zero3(model: torch.nn.Module) -> Any:
     group()
-    engine, *_ = deepspeed.initialize(model=model, config=config(stage=3))
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    engine, *_ = deepspeed.initialize(model=model, config=config(zero_optimization=zero))
     return engine
 
 
@@ -64,6 +65,13 @@ def aborts_at_the_end() -> None:
 
 def nobody_listens() -> None:
     dist.init_process_group("gloo", rank=1, world_size=2, timeout=datetime.timedelta(seconds=4))
+
+
+def privileged_port() -> None:
+    """Rank 0 is to listen on a port below 1024, and does not run as root."""
+    if os.getuid() == 0:
+        os.setuid(65534)
+    dist.init_process_group("gloo", rank=0, world_size=2, timeout=datetime.timedelta(seconds=4))
 
 
 def monitored() -> None:
@@ -127,6 +135,37 @@ def experts() -> None:
         step(engine, number)
 
 
+def generates() -> None:
+    """Texts of unequal length under ZeRO-3: the rank that is done goes on to the next collective."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    size = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=64, eos_token_id=None)
+    model = GPT2LMHeadModel(size)
+    engine = zero3(model)
+    engine.eval()
+    length = 6 if dist.get_rank() == 0 else 40
+    ids = torch.ones(1, 4, dtype=torch.long)
+    texts = engine.module.generate(ids, max_new_tokens=length, do_sample=False, synced_gpus=False, pad_token_id=0)
+    dist.all_reduce(torch.tensor([texts.numel()]))
+
+
+class Gathers(torch.nn.Linear):
+    """A layer that gathers its own weight in its forward pass, and lets go of it while it is in use."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with deepspeed.zero.GatheredParameters([self.weight]):
+            scale = self.weight.abs().mean()
+        return super().forward(x) / scale
+
+
+def gathers() -> None:
+    model = Net()
+    model.first = Gathers(WIDTH, WIDTH)
+    engine = zero3(model)
+    for number in range(1, 4):
+        step(engine, number)
+
+
 def replaced() -> None:
     """A layer is exchanged after ZeRO-3 has partitioned the model."""
     engine = zero3(Net())
@@ -149,7 +188,22 @@ def goes_around() -> None:
     engine(torch.randn(4, WIDTH)).backward()
 
 
+def scalar_weight() -> None:
+    """A parameter without dimensions, which plain PyTorch trains."""
+
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * self.temperature)
+
+    train(config(stage=3), 3, model=Scaled())
+
+
 HOW = {
+    "waits": group,
     "abort": lambda: kill_with(signal.SIGABRT),
     "illegal": lambda: kill_with(signal.SIGILL),
     "alarm": lambda: kill_with(signal.SIGXCPU),
