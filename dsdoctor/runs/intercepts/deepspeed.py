@@ -72,7 +72,8 @@ class Intercept:
         # a config in `args` beside one in the call is the script's mistake, and DeepSpeed's to refuse
         with contextlib.nullcontext() if in_call else _without_config_arguments(call.get("args")):
             result = start(call, config)
-        resume.load(session, result[0])
+        if not self._observer.watching:  # the checkpoint is of the first engine, whose steps are watched
+            resume.load(session, result[0])
         self._watch(result[0], facts)
         return result
 
