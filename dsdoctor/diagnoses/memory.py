@@ -61,6 +61,8 @@ _PHASES: tuple[tuple[str, str, tuple[Fix, ...]], ...] = (
 _NO_TRACEBACK = (
     "The traceback is not in this record. That it was in set-up follows only from no step being shown before."
 )
+_PROBABLY_SET_UP = "the GPU ran out of memory, before the first batch as it seems: no step of training is shown"
+_IF_IN_A_STEP = Fix(text="if it came in a step after all: half the micro-batch, twice the gradient accumulation")
 _IN_FIRST_STEP = "the GPU ran out of memory when the first step created the optimizer states: the batch plays no part"
 
 
@@ -106,7 +108,10 @@ class GpuOomInit(_DeviceOutOfMemory):
 
     def told(self, case: Case, claimed: list[Failure], events: list[LogEvent]) -> Finding:
         found = super().told(case, claimed, events)
-        return found if claimed[0].frames else replace(found, confidence=0.5, caveat=_NO_TRACEBACK)
+        if claimed[0].frames:
+            return found
+        cause = found.cause.replace(self.cause, _PROBABLY_SET_UP)
+        return replace(found, cause=cause, confidence=0.5, caveat=_NO_TRACEBACK, fixes=(*found.fixes, _IF_IN_A_STEP))
 
 
 class GpuOomStep(_DeviceOutOfMemory):

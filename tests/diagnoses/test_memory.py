@@ -163,6 +163,9 @@ def test_what_was_asked_of_the_host_is_told():
 
 
 def test_without_a_traceback_set_up_is_an_assumption():
+    """A last line that was pasted alone shows no step because it shows nothing else either."""
     (finding,) = found(log_failure("torch.OutOfMemoryError", OOM), "memory/gpu-oom-init")
     assert finding.confidence <= 0.5
     assert finding.caveat is not None
+    assert "plays no part" not in finding.cause
+    assert any("micro-batch" in fix.text for fix in finding.fixes)
