@@ -6,6 +6,7 @@ at hand, as in `before_run`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
@@ -61,18 +62,24 @@ def _leaves_by_default(effective: Effective) -> set[str]:
     return {name.split(".")[2] for name in classes if name.count(".") > 2}
 
 
-def trained_in_bf16(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
-    """The weights were saved in bf16 and the config trains in fp16."""
+def trained_in_bf16(diagnosis: Diagnosis, case: Case, families: re.Pattern[str]) -> Iterator[Finding]:
+    """The weights were saved in bf16, or are of a family that was trained so, and the config trains in fp16."""
     known, model = only_files(case), case.model
-    if known is None or model is None or model.dtype != "bfloat16":
+    family = model is not None and families.match(model.model_type or "") is not None
+    if known is None or model is None or (model.dtype != "bfloat16" and not family):
         return
     config, effective = known
     if effective.precision != "fp16" and (config.hf_arguments or {}).get("fp16") is not True:
         return
+    saved = model.dtype == "bfloat16"
+    told = "the weights were saved in bf16" if saved else f"{model.model_type} is a family that was trained in bf16"
     yield diagnosis.finding(
         severity="warning",
-        cause="the weights were saved in bf16, whose range is that of fp32; fp16 may not hold the model's activations",
-        evidence=(Evidence(source=model.path, text=f"dtype: {model.dtype}"), at_key(config, "fp16.enabled")),
+        cause=f"{told}, whose range is that of fp32; fp16 may not hold the model's activations",
+        evidence=(
+            Evidence(source=model.path, text=f"model_type: {model.model_type}, dtype: {model.dtype or 'not named'}"),
+            at_key(config, "fp16.enabled"),
+        ),
         confidence=0.6,
         caveat="Many such models train in fp16 all the same; the families known to fail are T5, Gemma and BLOOM.",
         fixes=(

@@ -10,6 +10,12 @@ _ZERO = "zero_optimization"
 _CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
 _DYNAMIC = "data_efficiency.data_sampling.dynamic_batching"
 _SCHEDULES = ("fixed_linear", "fixed_root", "fixed_discrete", "custom")
+_NEEDED_BY_SCHEDULES = {
+    "WarmupDecayLR": ("total_num_steps",),
+    "WarmupCosineLR": ("total_num_steps",),
+    "OneCycle": ("cycle_min_lr", "cycle_max_lr"),
+}
+"""What the schedules of `deepspeed.runtime.lr_schedules` have no default for."""
 _COMPRESSIONS = ("weight_quantization", "activation_quantization", "row_pruning", "head_pruning", "channel_pruning")
 """Sections of compression_training that name the layers they are for (sparse_pruning may do without)."""
 
@@ -59,6 +65,12 @@ def _no_warmup(config: Effective) -> bool:
     steps = config.get("scheduler.params.warmup_num_steps")
     warms = config.get("scheduler.type") in ("WarmupLR", "WarmupDecayLR")
     return warms and isinstance(steps, (int, float)) and (isinstance(steps, float) or steps <= 0)
+
+
+def _schedule_without_length(config: Effective) -> bool:
+    kind, given = config.get("scheduler.type"), config.get("scheduler.params")
+    needed = _NEEDED_BY_SCHEDULES.get(kind, ()) if isinstance(kind, str) else ()
+    return any(name not in (given if isinstance(given, dict) else {}) for name in needed)
 
 
 def _two_tensor_sizes(config: Effective) -> bool:
@@ -163,6 +175,15 @@ CONFLICTS: tuple[Conflict, ...] = (
         patch={"scheduler": {"params": {"warmup_num_steps": 1}}},
         message="warmup_num_steps must be a positive integer",
         since="0.19.6",
+    ),
+    Conflict(
+        keys=("scheduler.type", "scheduler.params"),
+        holds=_schedule_without_length,
+        cause="this schedule has no default for its length or limits (WarmupDecayLR and WarmupCosineLR: "
+        "total_num_steps, OneCycle: cycle_min_lr and cycle_max_lr); its constructor raises",
+        fix="give them in scheduler.params",
+        message=r"missing \d+ required positional arguments?: '(?:total_num_steps|cycle_m\w+)'",
+        caveat="Not if the script passes its own scheduler.",
     ),
     Conflict(
         keys=("tensor_parallel.tp.tp_size", "tensor_parallel.autotp_size"),

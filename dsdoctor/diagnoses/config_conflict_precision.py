@@ -101,6 +101,15 @@ CONFLICTS: tuple[Conflict, ...] = (
         until="0.18.2",
     ),
     Conflict(
+        keys=("amp.enabled", f"{_ZERO}.stage"),
+        holds=lambda c: c.stage > 0 and c.get("amp.enabled") is True,
+        cause="Apex amp and ZeRO exclude each other",
+        fix="drop amp and use bf16 or fp16",
+        patch={"amp": None, "bf16": {"enabled": True}},
+        message="Amp and ZeRO are not currently compatible",
+        until="0.19.7",
+    ),
+    Conflict(
         keys=("fp16.fp16_master_weights_and_grads",),
         holds=lambda c: c.stage == 0 and c.get("fp16.fp16_master_weights_and_grads") is True,
         cause="fp16 master weights need ZeRO stage 1, 2 or 3",

@@ -10,8 +10,9 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import as_json, at_key, matching, raised
-from dsdoctor.diagnoses.config_params import UnknownParam, unknown_params, unknown_type
+from dsdoctor.diagnoses.config_params import UnknownParam, optimizer_class, unknown_params, unknown_type
 from dsdoctor.dsconfig import keys, patch
+from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.release import version_key
 from dsdoctor.dsconfig.schema import Key, Schema, Section, nearest, releases_with, schema_for
@@ -142,7 +143,7 @@ class UnknownKey(Diagnosis):
         meant = nearest(name, _names_for(entry))
         if meant and config.has(f"{section}.{meant}".lstrip(".")):  # it stands there already
             meant = None
-        home = _home(name, section, schema)
+        home = _home(name, section, schema) or _home_in_params(config, name, section)
         if home is not None and config.has(f"{home}.{name}".lstrip(".")):
             home = None
         dotted = "." in entry.name
@@ -247,6 +248,12 @@ def _home(name: str, section: str, schema: Schema) -> str | None:
         return None
     homes = [path for path, other in schema.sections.items() if path != section and other.key(name) is not None]
     return homes[0] if len(homes) == 1 else None
+
+
+def _home_in_params(config: ConfigFacts, name: str, section: str) -> str | None:
+    """`optimizer.params` for a key of the top level that the config's optimizer takes there."""
+    optimizer = optimizer_class(Effective.of(config)) if not section else None
+    return "optimizer.params" if optimizer is not None and name in optimizer.params else None
 
 
 def _newer(known_in: tuple[str, ...], schema: Schema) -> bool:

@@ -43,7 +43,7 @@ class Bf16ModelInFp16(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         named = _bf16_model(case)
         trouble = _numeric_trouble(case)
-        yield from before_run_model.trained_in_bf16(self, case)
+        yield from before_run_model.trained_in_bf16(self, case, BF16_FAMILIES)
         if named is None or trouble is None or not _runs_in_fp16(case):
             return
         no_bf16 = context.bf16_supported(case) is False

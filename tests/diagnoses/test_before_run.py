@@ -26,6 +26,7 @@ CHECKPOINTS = "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs
 MOE = ModelConfig(path="config.json", model_type="deepseek_v3", experts=256)
 MIXTRAL = ModelConfig(path="config.json", model_type="mixtral", experts=8)
 BF16 = ModelConfig(path="config.json", model_type="gemma", dtype="bfloat16")
+MT5 = ModelConfig(path="config.json", model_type="mt5")
 FP32 = ModelConfig(path="config.json", model_type="gpt2", dtype="float32")
 
 
@@ -63,6 +64,7 @@ FOUND = [
     ("zero3/moe-hang", case(STAGE_3, model=MOE)),
     ("zero3/moe-hang", case(STAGE_3, model=MIXTRAL, release="0.14.4")),
     ("numerics/bf16-model-in-fp16", case(FP16, model=BF16)),
+    ("numerics/bf16-model-in-fp16", case(FP16, model=MT5)),
     ("autograd/recompute-mismatch", case(STAGE_3, LORA + CHECKPOINTS % False)),
     ("autograd/no-grad", case(STAGE_2, LORA + CHECKPOINTS % True)),
 ]
