@@ -89,7 +89,7 @@ def _serialized(setup: Setup) -> int:
     size = setup.master or setup.weight
     if setup.stage == 0:
         return size * (setup.model.trainable if setup.fused and setup.low_precision else setup.model.largest_parameter)
-    return setup.ranks_per_host * size * min(setup.sub_group, setup.trained_shard)
+    return setup.ranks_per_host * size * setup.stepped_at_a_time
 
 
 def _processes(setup: Setup) -> int:
@@ -157,7 +157,7 @@ def buffers(setup: Setup) -> int:
         rank += block(setup, setup.weight * setup.trained_shard, pinned=setup.pinned)
         rank += block(setup, setup.weight * setup.model.largest_parameter, pinned=setup.pinned)
     if setup.offload_optimizer == "nvme":
-        largest = setup.master * min(setup.sub_group, setup.trained_shard)
+        largest = setup.master * setup.stepped_at_a_time
         rank += setup.buffer_count_optimizer * block(setup, largest, pinned=True)
     if setup.offload_param == "nvme":
         rank += block(setup, setup.buffer_count_param * setup.param_buffer * setup.weight, pinned=True)
@@ -168,14 +168,14 @@ def initial(setup: Setup) -> int:
     """Stage 3 with CPU offload: the first gradient of one sub-group, made twice while the optimizer is built."""
     if setup.offload_optimizer == "none" or setup.stage < 3:
         return 0
-    return setup.ranks_per_host * setup.master * min(setup.sub_group, setup.trained_shard)
+    return setup.ranks_per_host * setup.master * setup.stepped_at_a_time
 
 
 def step_temporaries(setup: Setup) -> int:
     """What an Adam of torch's needs beside its states when it works on the host."""
     if setup.offload_optimizer != "cpu":
         return 0
-    part = min(setup.sub_group, setup.trained_shard) if setup.stage == 3 else setup.trained_shard
+    part = setup.stepped_at_a_time
     return setup.ranks_per_host * setup.temporaries * setup.master * part
 
 

@@ -103,6 +103,19 @@ class Inventory:
         first, _ = self._packed(size)[0]
         return first if first <= size else 0
 
+    def largest_group(self, size: int, ranks: int) -> int:
+        """Elements of one rank in the largest of stage 3's sub-groups, each of which ends once it has reached a size.
+
+        Source: `_create_fp16_sub_groups`.
+        """
+        if size >= self.shard(ranks, trainable=True):
+            return self.shard(ranks, trainable=True)
+        largest = total = 0
+        for one in self.parameters:
+            total += -(-one.elements // ranks) if one.trainable else 0
+            largest, total = (max(largest, total), 0) if total >= size else (max(largest, total), total)
+        return largest
+
     def _packed(self, size: int) -> list[tuple[int, int]]:
         """Elements and gradients in each bucket, in the order of the forward pass; one that is too large is alone."""
         if size not in self._buckets:

@@ -90,7 +90,7 @@ def _initialize(setup: Setup) -> Holding:
     held = lasting(setup, states=_states_at_init(setup))
     if setup.stage == 0:
         return _initialize_plain(setup, held)
-    part = min(setup.sub_group, setup.trained_shard) if setup.stage == 3 else setup.trained_shard
+    part = setup.stepped_at_a_time
     first = setup.master * part if setup.offload_optimizer == "none" and not setup.full_accumulation else 0
     if setup.stage < 3:
         return held.plus(gradients=first)
@@ -112,10 +112,15 @@ def _initialize_plain(setup: Setup, held: Holding) -> Holding:
 
 
 def _forward(setup: Setup, held: Holding) -> Holding:
+    """All activations and the logits, beside the gradients of earlier micro-steps."""
     known = setup.activations
-    return held.plus(
-        activations=known.saved + known.loss_forward, buffers=terms.secondary(setup) + gathering.at_the_turn(setup)
-    )
+    held = held.plus(activations=known.saved + known.loss_forward)
+    held = held.plus(buffers=terms.secondary(setup) + gathering.at_the_turn(setup))
+    if setup.accumulation_steps == 1 or setup.full_accumulation:
+        return held
+    if setup.stage > 1:
+        return held.plus(gradients=_accumulated(setup))
+    return held.plus(gradients=setup.weight * setup.model.trainable, buffers=terms.bucket(setup))
 
 
 def _backward(setup: Setup, held: Holding, *, traced: bool = True) -> Holding:
@@ -237,7 +242,7 @@ def _step(setup: Setup, held: Holding) -> Holding:
         return held.plus(buffers=(temporaries + setup.accumulated) * setup.trained_shard)
     a, m = setup.accumulated, setup.master
     if setup.stage == 3:
-        part = min(setup.sub_group, setup.trained_shard)
+        part = setup.stepped_at_a_time
         flat = a * part if a != m else 0
         return held.plus(gradients=m * part, buffers=max(flat, temporaries * part))
     shard = setup.trained_shard

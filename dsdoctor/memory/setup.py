@@ -121,6 +121,13 @@ class Setup:
         return -(-dense // self.ranks) + -(-experts // self.expert_ranks)
 
     @property
+    def stepped_at_a_time(self) -> int:
+        """Elements of one rank that the optimizer works on at a time: all, but for stage 3's sub-groups."""
+        if self.stage < 3:
+            return self.trained_shard
+        return min(self.trained_shard, self.model.largest_group(self.sub_group, self.ranks))
+
+    @property
     def weight_shard(self) -> int:
         """Elements of which one rank keeps the parameters at stage 3, frozen ones too."""
         return self.model.shard(self.ranks, expert=False) + self.model.shard(self.expert_ranks, expert=True)

@@ -162,3 +162,22 @@ def test_experts_are_sharded_among_the_ranks_that_share_them():
 def test_nvme_takes_masters_states_and_gradients():
     one = setup(BF16, 3, device="cuda", ranks=8, offload_optimizer={"device": "nvme", "nvme_path": "/x"})
     assert host.nvme(one) == (4 + 8 + 4) * P
+
+
+def test_sub_groups_end_once_they_have_reached_their_size():
+    """Elements of one of 2 ranks: 4, 6, 10 and 2 in groups of 8 are 4 + 6, 10 and 2."""
+    model = Inventory(parameters=tuple(Parameter(f"{i}.w", 2 * size) for i, size in enumerate((4, 6, 10, 2))))
+    assert model.largest_group(8, 2) == 10
+    assert model.largest_group(11, 2) == 20
+    assert model.largest_group(10**9, 2) == 22
+
+
+def test_forward_of_a_later_micro_step_has_the_gradients_of_the_earlier():
+    def forward(stage: int, steps: int) -> int:
+        one = setup(BF16 | {"gradient_accumulation_steps": steps}, stage, reduce_bucket_size=1000)
+        return next(
+            moment.holding.gradients for moment in moments.device_moments(one) if moment.name == moments.FORWARD
+        )
+
+    assert [forward(1, 1), forward(1, 2)] == [0, 2 * P]
+    assert [forward(2, 1), forward(2, 2)] == [0, 2 * P // 2]
