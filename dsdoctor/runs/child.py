@@ -22,7 +22,7 @@ from typing import NoReturn
 from dsdoctor.runs import rank_process, script, tracebacks
 from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.imports import ImportHooks
-from dsdoctor.runs.intercepts import accelerate, deepspeed, fp32, hub, process_group, saves, transformers
+from dsdoctor.runs.intercepts import accelerate, deepspeed, fp32, hub, lightning, process_group, saves, transformers
 from dsdoctor.runs.intercepts.shrink import install as install_shrink
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.spec import RunSpec, trace_path
@@ -62,6 +62,7 @@ def _install(session: RankSession, hooks: ImportHooks) -> None:
     accelerate.install(session, hooks)
     transformers.install(session, hooks, contained)
     install_shrink(session, hooks)
+    lightning.install(session, hooks)
     fp32.install(session, hooks)
     saves.install(hooks, contained)
     hub.install(session, hooks)

@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsdoctor.runs import run_config
 from dsdoctor.runs.engine_facts import Framework
@@ -17,6 +17,14 @@ from dsdoctor.runs.spec import RunSpec
 from dsdoctor.runs.trace import TraceWriter
 
 _ABSENT = object()
+
+
+class _HandedOut(NamedTuple):
+    """A config that a framework got from us, as it is now and as it was then."""
+
+    config: dict[str, Any]
+    before: dict[str, Any]
+    framework: Framework
 
 
 class RankSession:
@@ -33,7 +41,7 @@ class RankSession:
         """Optimizer steps attempted so far; None before there is an engine."""
         self.stopped = False
         """dsdoctor has ended the run; what the script does from here on proves nothing."""
-        self._handed_out: list[tuple[dict[str, Any], Framework]] = []
+        self._handed_out: list[_HandedOut] = []
         self._noted: set[str] = set()
         self._undo: list[Callable[[], None]] = []
 
@@ -50,11 +58,15 @@ class RankSession:
 
     def hand_out(self, config: dict[str, Any], framework: Framework) -> None:
         """Remember a config that a framework got from us and now fills in ("auto"), to know it again later."""
-        self._handed_out.append((config, framework))
+        self._handed_out.append(_HandedOut(config, copy.deepcopy(config), framework))
 
     def filled_in_by(self, config: object) -> Framework | None:
         """The framework that got this very object from us; None for any other config."""
-        return next((framework for known, framework in self._handed_out if known is config), None)
+        return next((each.framework for each in self._handed_out if each.config is config), None)
+
+    def as_handed_out(self, config: object) -> dict[str, Any]:
+        """What that object was before the framework filled it in; empty for any other config."""
+        return next((each.before for each in self._handed_out if each.config is config), {})
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:

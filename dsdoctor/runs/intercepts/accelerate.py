@@ -9,6 +9,7 @@ from typing import Any
 
 from dsdoctor.runs.engine_facts import Framework
 from dsdoctor.runs.imports import ImportHooks
+from dsdoctor.runs.intercepts import config_notes
 from dsdoctor.runs.session import RankSession
 
 
@@ -25,6 +26,8 @@ def _replace_config(session: RankSession, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def init(this: Any, config_file_or_dict: Any) -> None:
+        with session.guard("compare the script's config with the given one"):
+            config_notes.say_differences(session, config_file_or_dict)
         original(this, _config(session))
         session.hand_out(this.config, _framework(type(this)))
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +17,7 @@ from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.engine_facts import Framework
 from dsdoctor.runs.facts import EngineFacts
 from dsdoctor.runs.imports import ImportHooks
-from dsdoctor.runs.intercepts import detector, fp16_on_cpu, fp32, resume, without_deepspeed
+from dsdoctor.runs.intercepts import config_notes, detector, fp16_on_cpu, fp32, resume, without_deepspeed
 from dsdoctor.runs.observe import Observer
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.stopping import StopRule
@@ -61,6 +59,8 @@ class Intercept:
         session = self._session
         in_call = any(call.get(name) is not None for name in _CONFIG_PARAMETERS)
         config, framework = self._config_for(call)
+        if getattr(call.get("args"), "device_rank", 0) is None:  # Lightning's number of a CPU, which has none
+            call["args"].device_rank = session.local_rank
         if session.spec.precision == "fp32":
             fp32.cast_model(session, call.get("model"))
         if session.spec.engine == "plain":
@@ -86,21 +86,16 @@ class Intercept:
         for name in _CONFIG_PARAMETERS:
             call.pop(name, None)
         framework = self._session.filled_in_by(passed)
+        with self._session.guard("compare the script's config with the given one"):
+            if framework is not None:
+                config_notes.say_filled_in(self._session, passed, framework)
+            elif passed is None:
+                self._session.note("the script passes no config to deepspeed.initialize: the given one is used")
+            else:
+                config_notes.say_differences(self._session, passed)
         if framework is not None:
             return dict(passed), framework
-        with self._session.guard("compare the script's config with the given one"):
-            self._say_differences(passed)
         return self._session.config(), "deepspeed"
-
-    def _say_differences(self, passed: Any) -> None:
-        if passed is None:
-            self._session.note("the script passes no config to deepspeed.initialize: the given one is used")
-            return
-        theirs = passed if isinstance(passed, dict) else _parsed(passed)
-        differing = () if theirs is None else run_config.differences(self._session.spec.config, theirs)
-        if differing:
-            keys = ", ".join(differing[:8]) + (", ..." if len(differing) > 8 else "")
-            self._session.note(f"the script's own config differs from the given one, which is used, in: {keys}")
 
     def _record(self, call: dict[str, Any], config: dict[str, Any], framework: Framework) -> EngineFacts | None:
         session = self._session
@@ -175,15 +170,6 @@ def _passed_config(call: dict[str, Any]) -> Any:
     passed = [call.get(name) for name in _CONFIG_PARAMETERS]
     passed += [getattr(call.get("args"), name, None) for name in _CONFIG_ARGUMENTS]
     return next((value for value in passed if value is not None), None)
-
-
-def _parsed(path: Any) -> dict[str, Any] | None:
-    """A config file as a dict, None where it is not plain JSON."""
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, TypeError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 @contextlib.contextmanager
