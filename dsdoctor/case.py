@@ -18,6 +18,7 @@ from dsdoctor.memory.facts import MemoryFacts
 from dsdoctor.model_config import ModelConfig
 from dsdoctor.numerics.examined import Examined
 from dsdoctor.numerics.headroom import ModulePeaks
+from dsdoctor.numerics.underflow import Underflow
 from dsdoctor.runs.facts import Run
 from dsdoctor.scripts.facts import ScriptFacts
 
@@ -36,7 +37,8 @@ class Case:
     logs: LogFacts | None = None
     bisection: Bisection | None = None
     headroom: tuple[ModulePeaks, ...] = ()
-    """By module what the detector measured on one rank, where it ran."""
+    underflow: Underflow | None = None
+    """What the detector measured on one rank, where it ran: values by module, gradients that were flushed to zero."""
 
     def run(self, leg: str) -> Run | None:
         """The run of that leg, or None where it was not made."""

@@ -103,11 +103,18 @@ class Bench:
         self._place = place
 
     def run(
-        self, *, dtype: torch.dtype | None = None, change: Change | None = None, batch: Batch | None = None
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        change: Change | None = None,
+        batch: Batch | None = None,
+        gradients: dict[str, Tensor] | None = None,
+        factor: float = 1.0,
     ) -> Result:
         """The batch once more: weights, buffers and inputs in `dtype` (None: as they are), `change` done to the model.
 
-        What the model raises is an outcome; NotReplayable is handed on.
+        `gradients` takes the gradients of the parameters, `factor` multiplies what backward starts from. What the model
+        raises is an outcome; NotReplayable is handed on.
         """
         batch = batch or self.batch
         watch = _Watch(self._place if self._place is not None else "\0")
@@ -123,7 +130,10 @@ class Bench:
                     output = functional_call(
                         self._model, weights, _cast(batch.args, cast), dict(_cast(batch.kwargs, cast))
                     )
-                return self._judge(output, weights, watch)
+                result = self._judge(output, weights, watch, factor)
+                if gradients is not None:
+                    gradients.update({name: w.grad for name, w in weights.items() if w.grad is not None})
+                return result
             except NotReplayable:
                 raise
             except Exception as error:
@@ -137,7 +147,7 @@ class Bench:
             copies[name] = value.detach().clone().to(wide).requires_grad_(value.requires_grad)
         return copies
 
-    def _judge(self, output: Any, weights: Mapping[str, Tensor], watch: _Watch) -> Result:
+    def _judge(self, output: Any, weights: Mapping[str, Tensor], watch: _Watch, factor: float) -> Result:
         tensors = {label: leaf for label, leaf in trees.leaves(output, "output") if isinstance(leaf, Tensor)}
         label = next(iter(loss_labels(output)), None)
         loss = float(tensors[label].detach()) if label is not None else None
@@ -146,11 +156,13 @@ class Bench:
         why = f"{bad} is not finite" if bad is not None else ""
         if watch.bad and not why:
             why = f"the output of {watch.place or 'the model'} is not finite"
-        why = why or self._bad_gradient(tensors, label, weights)
+        why = why or self._bad_gradient(tensors, label, weights, factor)
         rows = watch.bad_rows if len(watch.bad_rows) < watch.rows else ()
         return Result(outcome="not-finite" if why else "finite", why=why, bad_rows=rows, **seen)  # type: ignore[arg-type]
 
-    def _bad_gradient(self, tensors: Mapping[str, Tensor], loss: str | None, weights: Mapping[str, Tensor]) -> str:
+    def _bad_gradient(
+        self, tensors: Mapping[str, Tensor], loss: str | None, weights: Mapping[str, Tensor], factor: float
+    ) -> str:
         """Run backward from what the run's own backward came from, or from the loss; a bad gradient in words."""
         roots = {label: tensor for label, tensor in tensors.items() if tensor.requires_grad}
         given = {label: g for label, g in self._gradients.items() if label in roots and bool(g.isfinite().all())}
@@ -158,7 +170,9 @@ class Bench:
         if not given and loss in roots:
             given = {str(loss): torch.ones_like(roots[str(loss)])}
         if given:
-            torch.autograd.backward([roots[label] for label in given], list(given.values()))
+            torch.autograd.backward(
+                [roots[label] for label in given], [gradient * factor for gradient in given.values()]
+            )
         bad = next((name for name, w in weights.items() if w.grad is not None and _is_bad(w.grad)), None)
         return f"the gradient of {bad} is not finite" if bad is not None else ""
 

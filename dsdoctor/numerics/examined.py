@@ -54,6 +54,11 @@ class Examined:
     bundle: str = ""
 
     @property
+    def partitioned(self) -> bool:
+        """The batch could not run again as no rank alone holds the weights."""
+        return self.again == "not-tried" and "partitioned" in self.why_not
+
+    @property
     def cure(self) -> Trial | None:
         """The first remedy for the model's own code that was tried and is finite."""
         return next((trial for trial in self.trials if trial.outcome == "finite" and trial.patch), None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor.finding import FirstBad
-from dsdoctor.numerics import engines, trees, trying
+from dsdoctor.numerics import engines, flushed, trees, trying
 from dsdoctor.numerics.again import Batch
 from dsdoctor.numerics.bench import Bench, Result
 from dsdoctor.numerics.bundle import save
@@ -24,7 +24,10 @@ from dsdoctor.numerics.detector import Detector
 from dsdoctor.numerics.examined import Examined
 from dsdoctor.numerics.hooks import guarded, recomputing
 from dsdoctor.numerics.replay import NotReplayable
+from dsdoctor.numerics.underflow import Underflow
 
+_SETTLED = 8
+"""The optimizer step from which on gradient underflow is measured, once."""
 _KEPT = 64
 """Batches of one optimizer step that are remembered (by reference)."""
 
@@ -46,12 +49,15 @@ class Examiner:
     """
 
     def __init__(self, target: Any, folder: Path | None, order: Mapping[str, Any] | None = None) -> None:
+        self._target = target
         self._model = engines.user_model(target)
         self._folder = folder
         self._order = dict(order or {})
         self._kept: list[_Kept] = []
         self._detector: weakref.ref[Detector] = lambda: None  # type: ignore[assignment]
         self._handles: list[Any] = []
+        self.underflow: Underflow | None = None
+        self._underflow_at = _SETTLED
 
     def follow(self, detector: Detector) -> None:
         """Keep the batches of the model that this detector watches. Its hooks come first."""
@@ -94,8 +100,23 @@ class Examiner:
         if detector is None or recomputing() or not torch.is_grad_enabled():
             return
         step, micro_step = detector.clock.step, detector.clock.micro_step
+        if step >= self._underflow_at and detector.first_bad is None:
+            self._look_for_underflow(step)
         self._kept = [kept for kept in self._kept if kept.step == step][-_KEPT:]
         self._kept.append(_Kept(step, micro_step, Batch.now(detector.clock.batch, micro_step, args, kwargs)))
+
+    def _look_for_underflow(self, step: int) -> None:
+        """Once the scale has settled: which share of the gradients of the step before was flushed to zero."""
+        done = next((kept for kept in self._kept if kept.step < step and kept.gradients), None)
+        if done is None or not any(p.dtype is torch.float16 for p in self._model.parameters()):
+            return
+        gradient = next(iter(done.gradients.values()))
+        if not bool(gradient.isfinite().all()):
+            return
+        self._underflow_at = 1 << 62
+        bench = Bench(self._model, done.batch, done.gradients, None)
+        scale = engines.loss_scale(self._target).value
+        self.underflow = flushed.measure(bench, step=done.step, scale=scale)
 
     def _ended(self, _: Any, args: Any, output: Any) -> None:
         """Have backward leave the gradients of the outputs with the batch."""

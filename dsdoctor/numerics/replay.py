@@ -136,7 +136,7 @@ class _Tracer(TorchDispatchMode):
         origin = causes.explain(func, args, kwargs, output)
         if origin.cause == "domain" and self._lost:
             origin = replace(origin, cause="lost-eps", detail=f"{origin.detail}; {self._lost[-1]}")
-        return replace(origin, line=calling_line())
+        return replace(origin, detail=origin.detail + _place(output), line=calling_line())
 
 
 def _inherited(nan: bool, only_minus: bool, operands: list[_Operand]) -> Origin | None:
@@ -150,6 +150,16 @@ def _inherited(nan: bool, only_minus: bool, operands: list[_Operand]) -> Origin 
     if made is not None or not relevant:
         return made
     return relevant[0].origin if only_minus else None
+
+
+def _place(output: Tensor) -> str:
+    """The index of the first bad element of a tensor, and how many there are."""
+    bad = ~output.detach().isfinite() if output.is_floating_point() and output.dim() else None
+    count = int(bad.sum()) if bad is not None and output.layout is torch.strided else 0
+    if bad is None or not count:
+        return ""
+    index = [int(i) for i in bad.nonzero()[0]]
+    return f"; {count} of {output.numel()} elements, the first at {index}"
 
 
 def calling_line() -> str | None:

@@ -15,6 +15,8 @@ def hit_report(event: Event, rank: int) -> str:
     ]
     if event.origin.op is not None or event.origin.detail:
         lines.append(f"{event.origin.op or 'operation unknown'}, cause {event.origin.cause}: {event.origin.detail}")
+    if event.origin.line is not None:
+        lines.append(f"at {event.origin.line}")
     if event.turned is not None:
         lines.append(f"Born as inf there, it became NaN in {event.turned}.")
     if event.frames:

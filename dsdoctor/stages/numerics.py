@@ -8,12 +8,15 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsdoctor.blame.health import judge
+from dsdoctor.finding import FirstBad
 from dsdoctor.job import NumericsOrder
 from dsdoctor.numerics.headroom import ModulePeaks, from_list
+from dsdoctor.numerics.underflow import Underflow
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.spec import result_path
 from dsdoctor.stages.legs import summary
@@ -50,13 +53,53 @@ def _first_bad(examination: Examination, order: NumericsOrder | None) -> StageRe
         extra=order.extra() if order is not None else None,
     )
     peaks = from_list(_left(run, "headroom"))
-    examination.learn(runs=(*examination.case.runs, run), headroom=peaks)
+    if order is not None:
+        run = _examined_whole(examination, run, steps)
+    underflow = next((Underflow.from_dict(one) for one in _left(run, "underflow")), None)
+    examination.learn(runs=(*examination.case.runs, run), headroom=peaks, underflow=underflow)
     if run.first_bad is None:
         why = "the detector saw no non-finite value" + (" before the run ended" if failing is not None else "")
         least = _least_headroom(peaks)
         status: Status = "warned" if failing is not None else "passed"
         return StageResult(name="numerics", status=status, why=why + least, details=_details(run, order))
     return _found(run, order)
+
+
+def _examined_whole(examination: Examination, run: Run, steps: int) -> Run:
+    """Where partitioned weights kept the batch from running again: once more without partitioning, if that fits.
+
+    What is learnt there is taken over if the same value is seen at the same place.
+    """
+    bad, known = run.first_bad, run.examined
+    if bad is None or known is None or not known.partitioned:
+        return run
+    examination.tell("the weights are partitioned: once more without ZeRO-3, to try remedies on the batch")
+    given = examination.case.config.data if examination.case.config is not None else {}
+    again = observe(
+        examination,
+        "numerics",
+        engine=run.engine,
+        name="numerics-whole",
+        config=unpartitioned(given),
+        detector=True,
+        steps=steps,
+    )
+    seen = next((rank for rank in again.ranks if rank.first_bad is not None and _same(rank.first_bad, bad)), None)
+    if seen is None or seen.examined is None:
+        return run
+    learnt, patch = seen.examined, seen.patch
+    return replace(
+        run,
+        ranks=tuple(
+            replace(rank, examined=learnt, patch=patch or rank.patch) if rank.first_bad == bad else rank
+            for rank in run.ranks
+        ),
+    )
+
+
+def _same(one: FirstBad, other: FirstBad) -> bool:
+    """The same value at the same place, in runs whose rounding may differ."""
+    return (one.rank, one.step, one.phase, one.module) == (other.rank, other.step, other.phase, other.module)
 
 
 def _found(run: Run, order: NumericsOrder | None) -> StageResult:
@@ -125,15 +168,21 @@ def _on_whole_weights(examination: Examination, order: NumericsOrder) -> Run:
 
 def whole(config: Mapping[str, Any], *, ranks: int) -> dict[str, Any]:
     """The config without partitioned weights, and with a batch size that fits another number of ranks."""
-    changed = copy.deepcopy(dict(config))
-    zero = changed.get("zero_optimization")
-    if isinstance(zero, dict) and zero.get("stage") == _STAGE_3:
-        changed["zero_optimization"] = {"stage": 0}
+    changed = unpartitioned(config)
     if "train_micro_batch_size_per_gpu" in changed:
         changed.pop("train_batch_size", None)
     elif isinstance(changed.get("train_batch_size"), int):
         accumulation = changed.get("gradient_accumulation_steps", 1)
         changed["train_batch_size"] = ranks * (accumulation if isinstance(accumulation, int) else 1)
+    return changed
+
+
+def unpartitioned(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the config in which no weight is partitioned."""
+    changed = copy.deepcopy(dict(config))
+    zero = changed.get("zero_optimization")
+    if isinstance(zero, dict) and zero.get("stage") == _STAGE_3:
+        changed["zero_optimization"] = {"stage": 0}
     return changed
 
 

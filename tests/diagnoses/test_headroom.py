@@ -6,6 +6,7 @@ import pytest
 
 from dsdoctor.case import Case
 from dsdoctor.numerics.headroom import ModulePeaks
+from dsdoctor.numerics.underflow import Underflow
 from tests.diagnoses.examples import found
 
 
@@ -17,25 +18,37 @@ def doubling(start, count, factor=2.0):
     return [start * factor**step for step in range(count)]
 
 
-POSITIVE = {"numerics/headroom": [Case(headroom=(peaks(*doubling(1000.0, 6)),))]}
+FLUSHED = Underflow(step=7, scale=1.0, share=0.9, worst=(("a.weight", 0.97),), larger=((16.0, 0.6), (256.0, 0.1)))
+POSITIVE = {
+    "numerics/headroom": [Case(headroom=(peaks(*doubling(1000.0, 6)),))],
+    "numerics/gradient-underflow": [Case(underflow=FLUSHED)],
+}
 NEGATIVE = {
+    "numerics/gradient-underflow": [Case(underflow=Underflow(step=7, scale=65536.0, share=0.02))],
     "numerics/headroom": [
         Case(headroom=(peaks(*[1000.0] * 12),)),
         Case(headroom=(peaks(*doubling(1000.0, 6), dtype="bfloat16"),)),
         Case(headroom=(peaks(*doubling(1e-3, 8)),)),
         Case(headroom=(peaks(100, 2000, 90, 3000, 80, 2500, 120, 1900),)),
-    ]
+    ],
 }
 
 
-@pytest.mark.parametrize("case", POSITIVE["numerics/headroom"])
-def test_positive(case):
-    assert found(case, "numerics/headroom")
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in POSITIVE.items() for c in cases])
+def test_positive(identifier, case):
+    assert found(case, identifier)
 
 
-@pytest.mark.parametrize("case", NEGATIVE["numerics/headroom"])
-def test_negative(case):
-    assert not found(case, "numerics/headroom")
+@pytest.mark.parametrize(("identifier", "case"), [(i, c) for i, cases in NEGATIVE.items() for c in cases])
+def test_negative(identifier, case):
+    assert not found(case, identifier)
+
+
+def test_underflow_is_answered_with_the_smallest_scale_that_was_seen_to_help():
+    (finding,) = found(Case(underflow=FLUSHED), "numerics/gradient-underflow")
+    scale = finding.fixes[0]
+    assert scale.patch == {"fp16": {"loss_scale": 0, "initial_scale_power": 8}}, "2**8 is 256 times the scale of 1"
+    assert "tried: finite, 10% flushed" in scale.text
 
 
 def test_the_steps_left_are_octaves_over_octaves_a_step():

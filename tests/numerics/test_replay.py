@@ -152,3 +152,40 @@ def test_communication_is_refused(tmp_path: object) -> None:
             origin(reduce, ones(2))
     finally:
         distributed.destroy_process_group()
+
+
+def test_the_line_of_the_program_and_the_element_are_named() -> None:
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x)  # here
+
+    x = torch.ones(2, 3)
+    x[1, 2] = 0
+    origin = find_origin(Log(), (x,), {}, RandomState.now())
+    assert origin.line is not None
+    assert origin.line.startswith(__file__)
+    assert origin.line.endswith("return torch.log(x)  # here")
+    assert origin.detail.endswith("1 of 6 elements, the first at [1, 2]")
+
+
+@pytest.mark.parametrize(("dtype", "cause"), [(torch.float16, "lost-eps"), (torch.bfloat16, None)])
+def test_an_eps_that_the_type_cannot_hold(dtype: torch.dtype, cause: str | None) -> None:
+    class Normed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / (x.norm() + 1e-8)
+
+    x = torch.zeros(3, dtype=dtype)
+    origin = find_origin(Normed(), (x,), {}, RandomState.now())
+    if cause is None:
+        assert bool(Normed()(x).isfinite().all()), "bfloat16 holds 1e-8"
+    else:
+        assert (origin.cause, origin.op) == (cause, "aten.div")
+        assert "1e-08 is 0 in float16" in origin.detail
+
+
+def test_an_eps_that_is_held_is_not_blamed() -> None:
+    class Halved(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1e-3) / (x * 0)
+
+    assert find_origin(Halved(), (torch.ones(3).half(),), {}, RandomState.now()).cause == "domain"

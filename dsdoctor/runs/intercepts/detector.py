@@ -51,7 +51,12 @@ def _watch(session: RankSession, engine: Any, extra: Mapping[str, Any]) -> None:
     )
     detector.on_frame = lambda frame: recorder.hear(frame, detector.clock.step)
     examiner.follow(detector)
-    session.at_undo(lambda: _write(session, "headroom", recorder.to_list()))
+
+    def leave() -> None:
+        _write(session, "headroom", recorder.to_list())
+        _write(session, "underflow", [examiner.underflow.to_dict()] if examiner.underflow is not None else [])
+
+    session.at_undo(leave)
     last = extra.get("stop_after_batch")
     if last is not None:
         _stop_after(session, engine, detector, int(last))
