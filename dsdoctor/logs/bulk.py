@@ -23,7 +23,9 @@ from dsdoctor.logs.timeline import MIN_COUNTS
 HEAD = 4
 """Steps read at the head of a block while an exception may yet be cleared by progress."""
 
-_FEW = 16
+FEW = 16
+"""Lines of a kind that are not worth arrays."""
+_HIGH = 16
 """Integers this many times as high as they are many are not counted by an array."""
 
 
@@ -138,6 +140,9 @@ def _says_step(meaning: Meaning) -> bool:
 def _tell(told: Told, block: Block, choice: Choice, series: dict[str, SeriesBuilder]) -> bool:
     """Find what these lines tell; False if each is to be read, since not all are what the first one was."""
     step, places = told.step, told.places
+    if len(places) < FEW and step.series and not step.events and not {SKIPPED, SCALE} & set(step.names):
+        choice.whole.add(int(places[-1]))
+        return True
     lines = Lines(block, places)
     fields = dict(step.fields)
     try:
@@ -160,7 +165,7 @@ def _tell(told: Told, block: Block, choice: Choice, series: dict[str, SeriesBuil
 
 
 def _ranks(told: Told, ranks: Array) -> dict[int | None, Array]:
-    different = np.flatnonzero(np.bincount(ranks)) if ranks.max() < _FEW * len(ranks) else np.unique(ranks)
+    different = np.flatnonzero(np.bincount(ranks)) if ranks.max() < _HIGH * len(ranks) else np.unique(ranks)
     events = bool(told.step.events)
     return {rank: told.places[ranks == rank] if events else told.places for rank in different.tolist()}
 

@@ -115,10 +115,12 @@ class LineReader:
             self._story.progress(int(step))
 
     def _segment(self, segment: str, number: int, rows: Sequence[LinePattern]) -> None:
+        if not (self._readers or self._blocks or segment.strip()):
+            return
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
-        if rank is not None:
-            self._story.saw(rank)
+        if line.rank is not None:
+            self._story.saw(line.rank)
         self._time = _time(segment) or self._time
         place = Place(self._source.name, number, rank, self._time, line.text or line.prefix, line.host)
         self._story.last = place if line.text.strip() else self._story.last

@@ -54,6 +54,8 @@ class Scanner:
             data = data.replace(b"\0", b"")
         if not data:
             return
+        if self._source.rank is not None:
+            self._story.saw(self._source.rank)
         self._unfinished = not data.endswith(b"\n")
         if self._width is None:
             self._width = (len(data) <= _PASTED and width(_lines(data), told)) or 0
@@ -140,8 +142,8 @@ class Scanner:
         groups = match.groups()
         self._count(step, 1)
         rank = int(groups[0]) if step.ranked else self._source.rank
-        if rank is not None:
-            self._story.saw(rank)
+        if step.ranked:
+            self._story.saw(int(groups[0]))
         told = dict(zip(step.names, groups[step.ranked :], strict=True))
         if step.numbered:
             self._lines.step_at(float(told[STEP]))

@@ -135,10 +135,10 @@ def history(
     loss_finite: bool | None,
     ended: bool,
 ) -> LossScaleHistory | None:
-    """The overflows as one history, None where nothing tells of any; `unlisted` is how many more there were. `raised` is the exception at the minimum scale.
+    """The overflows as one history, None where nothing tells of any; `unlisted` is how many more there were.
 
-    `settings` is the fp16 section of the config in force; `counts` stand for the overflows where these have no lines
-    of their own.
+    `raised` is the exception at the minimum scale, `settings` the fp16 section of the config in force; `counts` stand
+    for the overflows where these have no lines of their own.
     """
     unscaled = bool(lines) and all(line.scale is None for line in lines)
     if precision is None and (_ones(lines) or (not lines and counts and all(count.scale == 1 for count in counts))):

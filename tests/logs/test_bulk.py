@@ -41,6 +41,7 @@ def short_series(monkeypatch):
     monkeypatch.setattr("dsdoctor.logs.series.KEEP", KEPT)
     monkeypatch.setattr("dsdoctor.logs.source.BLOCK", 1 << 15)
     monkeypatch.setattr("dsdoctor.logs.scan.SHORT", 0)
+    monkeypatch.setattr("dsdoctor.logs.bulk.FEW", 2)
 
 
 def same(path):
