@@ -6,6 +6,7 @@ do it, and which remedy helps. Nothing of it reaches the user's run, and a failu
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -134,9 +135,11 @@ def examined(model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], fo
     Raises:
         NotReplayable: weights are partitioned, an input was overwritten since, or the model communicates.
     """
+    until = time.monotonic() + trying.SECONDS
     bench = Bench(model, batch, gradients, found.module if found.tensor.startswith("output") else None)
     again = bench.run()
-    shadow = bench.run(dtype=torch.float32)
+    late = Result(outcome="not-tried", why="out of time")
+    shadow = bench.run(dtype=torch.float32) if time.monotonic() < until else late
     rows = bad_rows(batch) or _batch_rows(batch, again)
     worth = again.outcome != "finite"
     return Examined(
@@ -145,7 +148,7 @@ def examined(model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], fo
         loss_in_fp32=shadow.loss if shadow.outcome == "finite" else None,
         why_not="" if worth else "the batch is finite when it runs again",
         samples=rows,
-        trials=trying.trials(bench, found, shadow, rows) if worth else (),
+        trials=trying.trials(bench, found, shadow, rows, until) if worth else (),
     )
 
 

@@ -22,7 +22,7 @@ from dsdoctor.numerics.examined import Trial
 from dsdoctor.numerics.patch import island, limit_of
 
 SECONDS = 20.0
-"""How long the trials of one hit may take together; the other ranks wait meanwhile."""
+"""How long the runs of one hit's batch may take together; the other ranks wait meanwhile."""
 _MARGIN = 2.0
 """An island takes in what comes within this factor of the type's limit."""
 _BF16 = {"fp16": {"enabled": False}, "bf16": {"enabled": True}}
@@ -46,12 +46,11 @@ class _Remedy:
     config: Mapping[str, Any] | None = None
 
 
-def trials(bench: Bench, found: FirstBad, shadow: Result, rows: tuple[int, ...]) -> tuple[Trial, ...]:
+def trials(bench: Bench, found: FirstBad, shadow: Result, rows: tuple[int, ...], until: float) -> tuple[Trial, ...]:
     """The remedies for a bad value, tried one after another until one of each kind helps.
 
-    `shadow` is the batch in fp32, `rows` the samples that alone are bad.
+    `shadow` is the batch in fp32, `rows` the samples that alone are bad; nothing is begun after `until` (monotonic).
     """
-    until = time.monotonic() + SECONDS
     done: list[Trial] = []
     for remedy in _remedies(bench, found, shadow, rows):
         if any(trial.remedy == remedy.name and trial.outcome == "finite" for trial in done):
