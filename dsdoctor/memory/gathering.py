@@ -33,12 +33,13 @@ def _cut(setup: Setup) -> int:
 
 
 def _kept(setup: Setup) -> int:
-    """Parameters that stay gathered because they are used again within `max_reuse_distance` elements.
+    """Parameters that stay gathered, or are gathered early.
 
-    From a place before the end of forward, backward comes back after twice as many elements
-    (`partitioned_param_coordinator.py`, `__params_to_release`).
+    One is kept if it is used again within `max_reuse_distance` elements (from a place before the end of forward,
+    backward comes back after twice as many), and every submodule, however small, sets off another prefetch, which
+    only `max_live_parameters` stops (`partitioned_param_coordinator.py`).
     """
-    return min(_cut(setup), setup.weight * setup.max_reuse // 2)
+    return min(_cut(setup), setup.weight * max(setup.max_live, setup.max_reuse // 2))
 
 
 def _ahead(setup: Setup) -> int:

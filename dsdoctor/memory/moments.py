@@ -32,7 +32,7 @@ def device_moments(setup: Setup) -> tuple[Moment, ...]:
     return (
         Moment(name=PARTITION, holding=_partition(setup)),
         Moment(name=INITIALIZE, holding=_initialize(setup)),
-        Moment(name=FIRST_BACKWARD, holding=_backward(setup, before, traced=False)),
+        Moment(name=FIRST_BACKWARD, holding=_backward(setup, before, traced=setup.accumulation_steps > 1)),
         Moment(name=FIRST_STEP, holding=_step(setup, steady)),
         Moment(name=FORWARD, holding=_forward(setup, steady)),
         Moment(name=BACKWARD, holding=_backward(setup, steady)),
@@ -170,9 +170,9 @@ def _early_bucket(setup: Setup) -> int:
 
 def _tied_end(setup: Setup, held: Holding) -> list[Holding]:
     """The end of backward for a parameter that is used twice: both parts of its gradient, and their sum."""
-    if not setup.model.tied or setup.stage < 2:
+    if not setup.model.tied or not _as_they_come(setup):
         return []
-    own = setup.accumulated * setup.trained_shard if setup.stage == 2 and setup.offload_optimizer == "none" else 0
+    own = setup.accumulated * setup.trained_shard if setup.stage < 3 and setup.offload_optimizer == "none" else 0
     normed = _NORM // (setup.ranks if setup.stage == 3 else 1) if setup.offload_optimizer != "none" else 0
     parts = max(3 * setup.weight, setup.weight + normed) * setup.model.tied
     return [held.plus(gradients=own + parts, buffers=_early_bucket(setup))]
@@ -194,13 +194,18 @@ def _reducing(setup: Setup, held: Holding) -> Holding:
         return held.plus(gradients=max(0, w * trained - flat), buffers=flat)
     if setup.stage == 0:
         return held.plus(gradients=w * trained, buffers=w * min(trained, _ALLREDUCE))
-    if setup.stage == 1:
+    if not _as_they_come(setup):
         return _reducing_at_the_boundary(setup, held)
     waiting = w * setup.model.tied
-    if setup.stage == 2:
+    if setup.stage < 3:
         own = 0 if setup.offload_optimizer != "none" else setup.accumulated * shard
         return held.plus(gradients=own + waiting + _in_flight(setup), buffers=bucket)
     return held.plus(gradients=waiting + _in_flight(setup))
+
+
+def _as_they_come(setup: Setup) -> bool:
+    """Gradients are reduced within backward; stage 1 does so with overlap_comm only."""
+    return setup.stage > 1 or (setup.stage == 1 and setup.overlap)
 
 
 def _in_flight(setup: Setup) -> int:

@@ -27,9 +27,9 @@ JOBS = [
     ("gpt2", 1, "fp32"),
     ("gpt2", 2, "fp32"),
     ("gpt2", 2, "bf16"),
-    ("lora", 0, "fp32"),
-    ("lora", 0, "bf16"),
-    ("lora", 2, "fp32"),
+    ("llama", 0, "fp32"),
+    ("llama", 0, "bf16"),
+    ("llama", 2, "bf16"),
 ]
 
 
