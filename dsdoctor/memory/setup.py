@@ -134,14 +134,7 @@ class Setup:
 
     def row(self, stage: int, offload_optimizer: Offload, offload_param: Offload) -> Setup:
         """The same job at another stage, and with other offloads."""
-        fused = self.fused or offload_optimizer != "none"
-        return replace(
-            self,
-            stage=stage,
-            offload_optimizer=offload_optimizer,
-            offload_param=offload_param,
-            temporaries=0 if fused else self.temporaries,
-        )
+        return replace(self, stage=stage, offload_optimizer=offload_optimizer, offload_param=offload_param)
 
 
 def setup_of(
