@@ -38,11 +38,11 @@ def examine(
     *,
     as_json: bool,
     exit_code: Callable[[Triage], int] = lambda result: result.exit_code,
-    then: Callable[[Triage], None] = lambda result: None,
+    told: Callable[[Triage], Triage] = lambda result: result,
 ) -> int:
     """Run the triage of a job, print it, keep it in the report folder, and return the exit code.
 
-    `exit_code` is a command's own idea of it; `then` is called with the result before anything is printed.
+    `exit_code` is a command's own idea of it; `told` may change what is told of the result before it is printed.
     """
     from dsdoctor.blame.table import table
     from dsdoctor.report.document import document, dumps
@@ -51,8 +51,7 @@ def examine(
 
     terminal = Terminal(sys.stderr if as_json else sys.stdout)
     tell = partial(terminal.line, style="dim")
-    result = triage(asked, done=terminal.stage, tell=tell, progress=terminal.progress)
-    then(result)
+    result = told(triage(asked, done=terminal.stage, tell=tell, progress=terminal.progress))
     code = exit_code(result)
     machine = result.case.machine
     built = document(

@@ -31,7 +31,7 @@ class Trial:
         if self.outcome == "not-tried":
             return f"not tried: {self.why}"
         loss = f", loss {self.loss:.4g}" if self.loss is not None else ""
-        why = f" ({self.why})" if self.why else ""
+        why = f"; {self.why}" if self.why else ""
         outcome = {"finite": "finite", "not-finite": "still not finite", "failed": "the model raised"}[self.outcome]
         return f"tried: {outcome}{loss}{why}"
 

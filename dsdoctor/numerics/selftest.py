@@ -86,7 +86,7 @@ def selftest(model: nn.Module, batch: Batch) -> list[Row]:
     if calls.outcome == "failed":
         raise NotReplayable(f"the batch cannot be run again: {calls.why}")
     module = _middle(model, [peak.name for peak in calls.peaks if peak.made > 0])
-    rows = [_row("nothing", "", {}, *_watched(model, batch))]
+    rows = [_row("nothing planted", "", {}, *_watched(model, batch))]
     for fault, (function, expected) in _ACTIVATIONS.items():
         seen = _watched(model, batch, change=lambda f=function: _plant(model, module, f))  # type: ignore[misc]
         rows.append(_row(fault, module, {**expected, "module": module}, *seen))

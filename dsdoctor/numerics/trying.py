@@ -93,7 +93,7 @@ def _tried(remedy: _Remedy, until: float, shadow: Result) -> Trial:
         and shadow.outcome == "finite"
         and shadow.loss is not None
     ):
-        why = f"in fp32 throughout: {shadow.loss:.4g}"
+        why = f"in fp32 {shadow.loss:.4g}"
     return replace(trial, outcome=result.outcome, loss=result.loss, why=why)
 
 

@@ -144,7 +144,7 @@ class Terminal:
         for row in rows:
             mark = {True: "✓", False: "✗", None: "–"}[row["right"]]
             place = f" in {row['planted']}" if row["planted"] != "nothing" and row["planted"] else ""
-            self.line(f"  {mark} {row['fault']}{place}: {row['why'] or 'named: ' + row['found']}")
+            self.line(f"  {mark} {row['fault']}{place} → {row['why'] or row['found']}")
 
     def _legs(self, result: Triage) -> None:
         """A line for each leg, where more than one was run."""

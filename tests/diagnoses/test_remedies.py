@@ -89,7 +89,7 @@ def test_fixes_that_were_tried_tell_their_outcome_and_those_in_vain_are_evidence
     told = [evidence.text for evidence in first_bad_evidence(one)]
     assert "the same micro-batch run again: not finite; in fp32: finite, loss 2.317" in told
     assert "of the micro-batch only sample 3 does it" in told
-    assert "keep wo in fp32: tried: still not finite (output is not finite)" in told
+    assert "keep wo in fp32: tried: still not finite; output is not finite" in told
 
 
 def test_advice_that_nobody_tried_says_so():
