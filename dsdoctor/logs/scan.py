@@ -142,8 +142,8 @@ class Scanner:
         groups = match.groups()
         self._count(step, 1)
         rank = int(groups[0]) if step.ranked else self._source.rank
-        if step.ranked:
-            self._story.saw(int(groups[0]))
+        if rank is not None:
+            self._story.saw(rank)
         told = dict(zip(step.names, groups[step.ranked :], strict=True))
         if step.numbered:
             self._lines.step_at(float(told[STEP]))
