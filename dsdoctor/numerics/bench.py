@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map
 
 from dsdoctor.numerics import replay, trees
@@ -125,12 +125,11 @@ class Bench:
                 if change is not None:
                     change(self._model)
                 watch.register(self._model)
-                with _autocast(batch, dtype):
-                    cast = None if batch.autocast is not None else dtype
-                    output = functional_call(
-                        self._model, weights, _cast(batch.args, cast), dict(_cast(batch.kwargs, cast))
-                    )
-                result = self._judge(output, weights, watch, factor)
+                wide = None if batch.autocast is not None else dtype
+                # in force through backward too: activation checkpointing runs forwards there
+                with _reparametrize_module(self._model, weights, tie_weights=True), _autocast(batch, dtype):
+                    output = self._model(*_cast(batch.args, wide), **dict(_cast(batch.kwargs, wide)))
+                    result = self._judge(output, weights, watch, factor)
                 if gradients is not None:
                     gradients.update({name: w.grad for name, w in weights.items() if w.grad is not None})
                 return result
@@ -207,5 +206,5 @@ def _autocast(batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
     device, usual = batch.autocast or ("cpu", torch.bfloat16)
     wanted = dtype or usual
     on = batch.autocast is not None and wanted is not torch.float32
-    with torch.autocast(device, dtype=wanted if on else usual, enabled=on):
+    with torch.autocast(device, dtype=wanted if on else usual, enabled=on, cache_enabled=False):
         yield

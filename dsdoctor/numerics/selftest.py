@@ -159,7 +159,7 @@ def _copies(model: nn.Module, batch: Batch, spoiled: str) -> Iterator[None]:
     with replay.undone(model, batch.random), torch.enable_grad(), NoCommunication():
         replay.strip_hooks(model, None, [])
         with (
-            _reparametrize_module(model, weights),
+            _reparametrize_module(model, weights, tie_weights=True),
             torch.autocast(device, dtype=dtype, enabled=batch.autocast is not None),
         ):
             yield

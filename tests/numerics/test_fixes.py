@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import attach
@@ -178,3 +179,29 @@ def test_examining_leaves_no_trace_in_the_run() -> None:
     assert torch.equal(model.inner.weight, before["inner.weight"])
     assert "forward" not in model.__dict__
     assert [name for name, p in model.named_parameters() if p.grad is not None] == ["inner.weight", "inner.bias"]
+
+
+class Checkpointed(nn.Module):
+    """Runs its inner module again in backward. The product passes fp16's range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+        self.head = nn.Linear(8, 1)
+        nn.init.constant_(self.inner[0].weight, 6e4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.inner, x, use_reentrant=False)).float().mean()
+
+
+def test_a_forward_that_runs_again_in_backward_stays_on_the_copies() -> None:
+    model = Checkpointed().half()
+    found: list[Examined] = []
+    engine = TinyEngine(model, lr=0.0)
+    examiner = Examiner(engine, None)
+    with attach(engine, mode="frames", on_first_bad=lambda f, *_: found.append(examiner.examine(f))) as detector:
+        examiner.follow(detector)
+        engine(torch.ones(2, 8).half())
+    assert found, "the loss is nan"
+    assert outcomes(found[0]) == {"bf16": "finite", "fp32-island": "finite"}
+    assert all(p.grad is None for p in model.parameters())
