@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from string import Template
+from textwrap import indent
 
-_TEMPLATE = Template('''\
+_IN = " " * 4
+
+_TEMPLATE = Template("""\
 # $comment
 # Paste this after the model is built (before deepspeed.initialize, or on engine.module after it).
-import functools
+def guard(model, path):
+    import functools
 
-import torch
-from torch.overrides import TorchFunctionMode
-
+    import torch
+    from torch.overrides import TorchFunctionMode
 
 $mode
 
-
-def guard(model, path):
-    """Run the forward of `path` with the operations above in force."""
     module = model.get_submodule(path)
     forward = module.forward
 
@@ -30,7 +30,7 @@ def guard(model, path):
 
 
 guard(model, "$path")
-''')
+""")
 
 _EPS = Template('''\
 class Guard(TorchFunctionMode):
@@ -110,24 +110,26 @@ def eps_patch(path: str, dtype: str) -> str:
     """Source text that gives the logarithms, roots and divisions of a module an eps."""
     eps = _SMALLEST.get(dtype, "1e-6")
     comment = f"Gives the logarithms, roots and divisions of {_name(path)} an eps of {eps}."
-    return _TEMPLATE.substitute(comment=comment, mode=_EPS.substitute(eps=eps), path=path)
+    return _TEMPLATE.substitute(comment=comment, mode=indent(_EPS.substitute(eps=eps), _IN), path=path)
 
 
 def mask_patch(path: str) -> str:
     """Source text that masks with a finite minimum inside a module."""
-    return _TEMPLATE.substitute(comment=f"Masks with a finite minimum in {_name(path)}.", mode=_MASK, path=path)
+    return _TEMPLATE.substitute(
+        comment=f"Masks with a finite minimum in {_name(path)}.", mode=indent(_MASK, _IN), path=path
+    )
 
 
 def labels_patch(path: str) -> str:
     """Source text for a module whose loss has no label that counts."""
     comment = f"Gives a loss of 0 where no label counts in {_name(path)}."
-    return _TEMPLATE.substitute(comment=comment, mode=_LABELS, path=path)
+    return _TEMPLATE.substitute(comment=comment, mode=indent(_LABELS, _IN), path=path)
 
 
 def cast_patch(path: str) -> str:
     """Source text that clamps what a module casts to a narrower type."""
     comment = f"Clamps before each cast in {_name(path)} to the limits of the type."
-    return _TEMPLATE.substitute(comment=comment, mode=_CAST, path=path)
+    return _TEMPLATE.substitute(comment=comment, mode=indent(_CAST, _IN), path=path)
 
 
 def _name(path: str) -> str:

@@ -1,4 +1,7 @@
-"""The ready-to-paste patches of a module's forward: text only. No torch."""
+"""The ready-to-paste patches of a module's forward: text only. No torch.
+
+They import inside their functions, so that they can be pasted into a function that uses torch already.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ _TEMPLATE = Template('''\
 $comment
 # Paste this after the model is built (before deepspeed.initialize, or on engine.module after it).
 # The weights stay $dtype; they are cast for the time of the forward, so ZeRO and the optimizer do not notice.
-import functools
-
-import torch
-
-
-def keep_in_fp32(model, path, back_to=torch.$dtype):
+def keep_in_fp32(model, path, back_to="$dtype"):
     """Run `path` of `model` with inputs and weights in float32, then cast its outputs to `back_to`.
 
     What does not fit `back_to` is clamped to its limit, so that the modules behind see finite values. back_to=None
     keeps the outputs in float32, which loses nothing but asks that whatever takes them accepts float32.
     """
+    import functools
+
+    import torch
+
+    narrow = getattr(torch, back_to) if back_to is not None else None
 
     def to_fp32(value):
         if torch.is_tensor(value) and value.is_floating_point():
@@ -34,10 +37,10 @@ def keep_in_fp32(model, path, back_to=torch.$dtype):
         return value
 
     def back(value):
-        if back_to is None or not torch.is_tensor(value) or not value.is_floating_point():
+        if narrow is None or not torch.is_tensor(value) or not value.is_floating_point():
             return value
-        limit = torch.finfo(back_to).max
-        return value.clamp(-limit, limit).to(back_to)
+        limit = torch.finfo(narrow).max
+        return value.clamp(-limit, limit).to(narrow)
 
     def each(function, value):
         if isinstance(value, dict):
@@ -82,7 +85,8 @@ $calls
 
 def island(calls: Sequence[Call], dtype: str, comment: str) -> str:
     """Source text that keeps modules in float32; it expects `model`, the user's module. `dtype` is the model's."""
-    lines = (f'keep_in_fp32(model, "{path}", back_to={f"torch.{back}" if back else None})' for path, back in calls)
+    targets = ((path, f'"{back}"' if back else None) for path, back in calls)
+    lines = (f'keep_in_fp32(model, "{path}", back_to={back})' for path, back in targets)
     remark = "\n".join(f"# {line}" for line in comment.splitlines())
     return _TEMPLATE.substitute(comment=remark, dtype=dtype, calls="\n".join(lines))
 

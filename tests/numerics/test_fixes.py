@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_an_overflow_of_fp16_is_cured_by_bf16_and_by_an_island() -> None:
     assert known.cure is not None
     # the norm behind the product takes the large values too, and makes small ones of them
     assert 'keep_in_fp32(model, "part.0", back_to=None)' in known.cure.patch
-    assert 'keep_in_fp32(model, "part.1", back_to=torch.float16)' in known.cure.patch
+    assert 'keep_in_fp32(model, "part.1", back_to="float16")' in known.cure.patch
     assert found.dtype == "float16"
 
 
@@ -85,6 +86,19 @@ def test_a_printed_patch_is_the_text_that_was_run() -> None:
     assert known.cure is not None
     exec(known.cure.patch, {"model": model})
     assert bool(model(batch).isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["overflow", "domain", "masked-row", "cast-overflow"])
+def test_a_patch_can_be_pasted_into_a_function_that_uses_torch(name: str) -> None:
+    _, known, _ = examined(name)
+    assert known.cure is not None
+    source = "def build(model):\n    torch.zeros(1)\n" + textwrap.indent(known.cure.patch, "    ")
+    names: dict[str, Any] = {"torch": torch}
+    exec(source, names)
+    torch.manual_seed(0)
+    model = CASES[name].build().to(TYPES[CASES[name].precision])
+    names["build"](model)
+    assert bool(model(torch.randn(4, 8).to(TYPES[CASES[name].precision])).isfinite().all())
 
 
 def demo_run(patch: str = "") -> tuple[list[float], Examined | None]:
