@@ -25,6 +25,7 @@ RECIPES = (
     Recipe("cut-shard", "load-cut-off", before=("save",), job=JOB),
     Recipe("incomplete", "convert-incomplete", PYTHON, before=("save",), job=JOB),
     Recipe("mixed", "convert-small", PYTHON, before=("save", "save-small"), job=JOB),
+    Recipe("mixed-large", "convert-large", PYTHON, before=("save", "save-large"), job=JOB),
     Recipe("file-limit", "small-file-limit", job=JOB),
     Recipe("key-twice", "key-twice", job=JOB),
     Recipe("removed-section", "removed-section", job=JOB),

@@ -93,7 +93,7 @@ def test_every_recipe_has_its_log_and_its_expectation():
     assert names == {path.stem for path in PRODUCED.glob("*.log")}
 
 
-@pytest.mark.parametrize("path", sorted(PRODUCED.glob("*.log")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PRODUCED.rglob("*.log")), ids=lambda path: path.stem)
 def test_logs_are_small_and_neutral(path):
     text = path.read_text(encoding="utf-8")
     assert len(text) < 50_000
