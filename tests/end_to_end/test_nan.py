@@ -77,7 +77,7 @@ def test_a_nan_of_the_script_is_the_scripts(tmp_path, zero):
     (tmp_path / "ds_config.json").write_text(json.dumps(config))
     code, document = call(["nan", "ds_config.json", "train.py", *OPTIONS], tmp_path, "--fault", "nan")
     assert "numerics/nan-loss" in ids(document, "error")
-    assert (code, document["verdict"]["blame"]) in ((1, "script"), (4, "inconclusive"))
+    assert (code, document["verdict"]["blame"]) == (1, "script")
     assert document["verdict"]["first_bad"]["step"] == 3
 
 
@@ -91,3 +91,19 @@ def test_a_healthy_run_is_watched_and_mapped(tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "encoder.block.1.layer.1.DenseReluDense.wo" in page
     assert "*** Finished batch number=1 ***" in Path(stage(document, "numerics")["details"]["trace"]).read_text()
+
+
+def test_remedies_are_tried_without_zero_3_where_the_weights_are_partitioned(folder):
+    config = json.loads((folder / "ds_config.json").read_text())
+    kept_apart = {
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_prefetch_bucket_size": 0,
+    }
+    config["zero_optimization"] = {"stage": 3, "stage3_max_reuse_distance": 0, **kept_apart}
+    (folder / "ds_config.json").write_text(json.dumps(config))
+    code, document = call(["nan", "ds_config.json", "train.py", *OPTIONS], folder)
+    assert (code, document["verdict"]["blame"]) == (1, "precision")
+    assert document["verdict"]["first_bad"]["module"] == "encoder.block.1.layer.1.DenseReluDense.wo"
+    trials = stage(document, "numerics")["details"]["examined"]["trials"]
+    assert {trial["remedy"]: trial["outcome"] for trial in trials} == {"bf16": "finite", "fp32-island": "finite"}

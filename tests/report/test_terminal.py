@@ -2,12 +2,15 @@
 
 import io
 import os
+from pathlib import Path
 
 import pytest
 
+from dsdoctor.case import Case
 from dsdoctor.finding import Evidence, Finding, Fix, Verdict
+from dsdoctor.job import Job
 from dsdoctor.report.terminal import Terminal, clean
-from dsdoctor.triage import StageResult
+from dsdoctor.triage import StageResult, Triage
 
 ESC = "\x1b"
 
@@ -80,3 +83,28 @@ def test_what_is_only_good_to_know_takes_one_line():
     note = Finding(id="a/note", severity="info", role="root", confidence=1, title="t", cause="small", evidence=())
     text = shown(lambda t: t.findings([note]))
     assert text.splitlines()[-1] == "  a/note: small"
+
+
+def test_a_patch_says_whether_it_was_tried_and_planted_faults_have_a_line_each():
+    trials = [{"patch": "keep(model)", "outcome": "finite"}]
+    rows = [
+        {"fault": "log of zero", "planted": "a.b", "found": "inf in forward of a.b", "right": True, "why": ""},
+        {"fault": "NaN in the batch", "planted": "", "found": "", "right": None, "why": "no float among the inputs"},
+    ]
+    details = {"patch": "keep(model)", "examined": {"trials": trials, "bundle": "out/bundle-rank0"}, "selftest": rows}
+
+    def text(**changes):
+        result = Triage(
+            job=Job(config=Path("c"), script="s", folder=Path("out")),
+            case=Case(),
+            stages=(StageResult(name="numerics", status="failed", details={**details, **changes}),),
+            findings=(),
+            verdict=Verdict(blame="precision", summary="s", confidence=0.9),
+        )
+        return shown(lambda t: t.triage(result))
+
+    assert "ready to paste (tried on the same micro-batch):\nkeep(model)" in text()
+    assert "ready to paste (not tried):\nother(model)" in text(patch="other(model)")
+    assert "dsdoctor nan replay out/bundle-rank0" in text()
+    assert "✓ log of zero in a.b → inf in forward of a.b" in text()
+    assert "– NaN in the batch → no float among the inputs" in text()
