@@ -10,16 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsdoctor.analysis import analyze_log
+    from dsdoctor.linting import lint_config
     from dsdoctor.memory.analysis import estimate_memory
     from dsdoctor.numerics import DebugUnderflowOverflow, attach, detect_overflow
 
 __version__ = "0.1.0"
-__all__ = ["DebugUnderflowOverflow", "__version__", "analyze_log", "attach", "detect_overflow", "estimate_memory"]
+__all__ = [
+    "DebugUnderflowOverflow",
+    "__version__",
+    "analyze_log",
+    "attach",
+    "detect_overflow",
+    "estimate_memory",
+    "lint_config",
+]
 _HOMES = {
     "analyze_log": "analysis",
     "attach": "numerics",
     "detect_overflow": "numerics",
     "estimate_memory": "memory.analysis",
+    "lint_config": "linting",
     "DebugUnderflowOverflow": "numerics",
 }
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dsdoctor.case import Case
     from dsdoctor.finding import Finding
     from dsdoctor.fixing import Fixed
+    from dsdoctor.linting import ConfigAnalysis
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,18 +59,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _one(arguments: argparse.Namespace) -> int:
     from dsdoctor.cli.config_facts import gather
-    from dsdoctor.diagnoses import diagnose
+    from dsdoctor.linting import analyze
 
     case = gather(arguments)
     fixed = _mend(arguments, case) if arguments.fix or arguments.diff else None
     if fixed is not None and not arguments.diff:
         case = gather(arguments)
-    done = diagnose(case)
-    for broken in done.broken:
+    analysis = analyze(case)
+    for broken in analysis.broken:
         print(f"a rule of dsdoctor itself failed, please report it: {broken}", file=sys.stderr)
-    code = 1 if any(finding.severity == "error" for finding in done.findings) else 0
-    _show(arguments, case, done.findings, fixed, code)
-    return code
+    _show(arguments, analysis, fixed)
+    return analysis.exit_code
 
 
 def _mend(arguments: argparse.Namespace, case: Case) -> Fixed:
@@ -90,14 +90,12 @@ def _mend(arguments: argparse.Namespace, case: Case) -> Fixed:
     return fixed
 
 
-def _show(
-    arguments: argparse.Namespace, case: Case, findings: Sequence[Finding], fixed: Fixed | None, code: int
-) -> None:
-    from dsdoctor.report.document import document, dumps
+def _show(arguments: argparse.Namespace, analysis: ConfigAnalysis, fixed: Fixed | None) -> None:
+    from dsdoctor.report.document import dumps
 
-    path = arguments.config
+    path, findings = arguments.config, analysis.findings
     if arguments.json:
-        print(dumps(document("config", exit_code=code, findings=findings, extra=_changes(arguments, fixed))))
+        print(dumps({**analysis.to_dict(), **_changes(arguments, fixed)}))
     elif arguments.format == "sarif":
         from dsdoctor.diagnoses import by_id
         from dsdoctor.report.annotations import sarif
@@ -110,7 +108,7 @@ def _show(
     elif arguments.diff:
         print(_changes(arguments, fixed)["diff"], end="")
     else:
-        _tell(case, findings, fixed)
+        _tell(analysis.case, findings, fixed)
 
 
 def _changes(arguments: argparse.Namespace, fixed: Fixed | None) -> dict[str, Any]:

@@ -53,8 +53,9 @@ def collect(
 ) -> MachineFacts:
     """What this machine is. Takes up to `timeout` seconds, for the one process that imports torch and DeepSpeed.
 
-    Without a `probe_command` these are not asked, and it takes no time. `config` is the ds_config whose compiled ops are checked, none without it. `folder` is where the user works
-    (default: the current directory), for its free space. Never raises.
+    Without a `probe_command` these are not asked, and it takes no time. `config` is the ds_config whose compiled ops
+    are checked, none without it. `folder` is where the user works (default: the current directory), for its free
+    space. Never raises.
     """
     work = folder or Path.cwd()
     probes: list[Probe] = [
