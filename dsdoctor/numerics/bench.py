@@ -26,6 +26,8 @@ from dsdoctor.numerics.replay import NotReplayable
 from dsdoctor.numerics.stats import looks_like_mask, measure
 
 Change = Callable[[nn.Module], None]
+Inspect = Callable[[list[Tensor]], None]
+"""Is handed the outputs that backward is about to start from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Bench:
         batch: Batch | None = None,
         gradients: dict[str, Tensor] | None = None,
         factor: float = 1.0,
+        inspect: Inspect | None = None,
     ) -> Result:
         """The batch once more: weights, buffers and inputs in `dtype` (None: as they are), `change` done to the model.
 
@@ -129,7 +132,7 @@ class Bench:
                 # in force through backward too: activation checkpointing runs forwards there
                 with _reparametrize_module(self._model, weights, tie_weights=True), _autocast(batch, dtype):
                     output = self._model(*_cast(batch.args, wide), **dict(_cast(batch.kwargs, wide)))
-                    result = self._judge(output, weights, watch, factor)
+                    result = self._judge(output, weights, watch, factor, inspect)
                 if gradients is not None:
                     gradients.update({name: w.grad for name, w in weights.items() if w.grad is not None})
                 return result
@@ -146,7 +149,9 @@ class Bench:
             copies[name] = value.detach().clone().to(wide).requires_grad_(value.requires_grad)
         return copies
 
-    def _judge(self, output: Any, weights: Mapping[str, Tensor], watch: _Watch, factor: float) -> Result:
+    def _judge(
+        self, output: Any, weights: Mapping[str, Tensor], watch: _Watch, factor: float, inspect: Inspect | None
+    ) -> Result:
         tensors = {label: leaf for label, leaf in trees.leaves(output, "output") if isinstance(leaf, Tensor)}
         label = next(iter(loss_labels(output)), None)
         loss = float(tensors[label].detach()) if label is not None else None
@@ -155,12 +160,17 @@ class Bench:
         why = f"{bad} is not finite" if bad is not None else ""
         if watch.bad and not why:
             why = f"the output of {watch.place or 'the model'} is not finite"
-        why = why or self._bad_gradient(tensors, label, weights, factor)
+        why = why or self._bad_gradient(tensors, label, weights, factor, inspect)
         rows = watch.bad_rows if len(watch.bad_rows) < watch.rows else ()
         return Result(outcome="not-finite" if why else "finite", why=why, bad_rows=rows, **seen)  # type: ignore[arg-type]
 
     def _bad_gradient(
-        self, tensors: Mapping[str, Tensor], loss: str | None, weights: Mapping[str, Tensor], factor: float
+        self,
+        tensors: Mapping[str, Tensor],
+        loss: str | None,
+        weights: Mapping[str, Tensor],
+        factor: float,
+        inspect: Inspect | None,
     ) -> str:
         """Run backward from what the run's own backward came from, or from the loss; a bad gradient in words."""
         roots = {label: tensor for label, tensor in tensors.items() if tensor.requires_grad}
@@ -168,6 +178,8 @@ class Bench:
         given = {label: g.to(roots[label].dtype) for label, g in given.items() if g.shape == roots[label].shape}
         if not given and loss in roots:
             given = {str(loss): torch.ones_like(roots[str(loss)])}
+        if given and inspect is not None:
+            inspect([roots[label] for label in given])
         if given:
             torch.autograd.backward(
                 [roots[label] for label in given], [gradient * factor for gradient in given.values()]

@@ -42,7 +42,8 @@ class Examined:
 
     `again` is the batch run once more as it was, `in_fp32` in float32 throughout, with `loss_in_fp32`; `why_not` says
     why no remedy was tried. `samples` are the rows of the micro-batch that the value comes from, where only some do.
-    `bundle` is the folder that `nan replay` takes.
+    `derivative` is the operation whose derivative made the first bad value of a backward, with its line. `bundle` is
+    the folder that `nan replay` takes.
     """
 
     again: Outcome = "not-tried"
@@ -51,6 +52,7 @@ class Examined:
     why_not: str = ""
     samples: tuple[int, ...] = ()
     trials: tuple[Trial, ...] = ()
+    derivative: tuple[str, str | None] | None = None
     bundle: str = ""
 
     @property
@@ -72,6 +74,7 @@ class Examined:
             **{
                 **values,
                 "samples": tuple(values["samples"]),
+                "derivative": tuple(values["derivative"]) if values.get("derivative") else None,
                 "trials": tuple(Trial(**trial) for trial in values["trials"]),
             }
         )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dsdoctor.finding import FirstBad
-from dsdoctor.numerics import engines, flushed, trees, trying
+from dsdoctor.numerics import anomaly, engines, flushed, trees, trying
 from dsdoctor.numerics.again import Batch
 from dsdoctor.numerics.bench import Bench, Result
 from dsdoctor.numerics.bundle import save
@@ -148,6 +148,7 @@ def examined(model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], fo
         loss_in_fp32=shadow.loss if shadow.outcome == "finite" else None,
         why_not="" if worth else "the batch is finite when it runs again",
         samples=rows,
+        derivative=anomaly.derivative(bench) if found.phase == "backward" and worth else None,
         trials=trying.trials(bench, found, shadow, rows, until) if worth else (),
     )
 

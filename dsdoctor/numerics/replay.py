@@ -29,7 +29,7 @@ from dsdoctor.numerics.events import Origin
 from dsdoctor.numerics.stats import measure, only_minus_inf
 
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
-_NOT_THE_PROGRAM = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
+NOT_THE_PROGRAM = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 _PLAIN = (Tensor, bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 _HOOKS = (
     "_forward_pre_hooks",
@@ -167,7 +167,7 @@ def calling_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_THE_PROGRAM, "<")):
+        if not file.startswith((*NOT_THE_PROGRAM, "<")):
             text = linecache.getline(file, frame.f_lineno).strip()
             return f"{file}:{frame.f_lineno}: {text}" if text else f"{file}:{frame.f_lineno}"
         frame = frame.f_back

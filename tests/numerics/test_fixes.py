@@ -67,6 +67,16 @@ def test_what_is_not_finite_in_fp32_either_is_cured_in_the_script(name: str, rem
     assert outcomes(known)[remedy] == "finite"
 
 
+def test_the_operation_without_a_derivative_is_named() -> None:
+    found, known, _ = examined("backward-singularity")
+    assert found.op is None, "nothing in forward is wrong"
+    assert known.derivative is not None
+    op, line = known.derivative
+    assert op == "aten.sqrt"
+    assert line is not None
+    assert "torch.sqrt((x * 0).pow(2))" in line
+
+
 def test_a_cast_is_cured_by_a_clamp() -> None:
     _, known, _ = examined("cast-overflow")
     assert outcomes(known)["clamp"] == "finite"

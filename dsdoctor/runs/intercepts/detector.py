@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ def _watch(session: RankSession, engine: Any, extra: Mapping[str, Any]) -> None:
 
     def hit(found: FirstBad, report: str, patch: str) -> None:
         examined = examiner.examine(found)
+        if found.op is None and examined.derivative is not None:
+            found = replace(found, op=examined.derivative[0], line=examined.derivative[1])
         session.trace.first_bad(found, report, examined.cure.patch if examined.cure else patch, examined)
 
     detector = numerics.attach(
