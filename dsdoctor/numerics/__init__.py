@@ -10,6 +10,10 @@ judging      micro-steps, by loss and gradients; `steps` optimizer steps, by wha
 replay       one module again, operation by operation; `again` a batch again, with frames; `causes` why
 publishing   from a certain suspicion to report and patch; `announcing` and `agreement`: which rank tells it
 watchdog     steps that change nothing
+examiner     keeps the step's batches; a bad one runs again on copies (`bench`): as it was, in fp32, and with remedies
+             (`trying`: texts of `patch`, `guards`, `islands`); `anomaly` names a derivative; `examined` holds it all
+bundle       the batch on disk, for `replaying`; `selftest` plants faults
+headroom     values that come near a limit, and `underflow`: gradients that are `flushed` to zero
 """
 
 from __future__ import annotations
