@@ -46,9 +46,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def page(
-    title: str, findings: Sequence[Finding], logs: LogFacts | None = None, sections: Sequence[str] = ()
-) -> str:
+def page(title: str, findings: Sequence[Finding], logs: LogFacts | None = None, sections: Sequence[str] = ()) -> str:
     """The whole page. Findings come in the order they have, the primary one first; `sections` are HTML already."""
     drawn = curves(logs) if logs is not None else ()
     parts = [
