@@ -96,6 +96,7 @@ LATER = (
     ("the engine compares it with the optimizer", "config/conflict", about("optimizer.type")),
     ("the engine looks at what overlaps", "config/conflict", about("managed_gradient_accumulation")),
     ("the compiler's set-up refuses it", "config/conflict", about("compile.offload_activation")),
+    ("the engine refuses amp beside ZeRO", "config/conflict", lambda f, _c: "Apex amp and ZeRO" in f.cause),
     ("ZeRO-3 refuses it", "config/conflict", about("torch_autocast.enabled")),
     ("ZenFlow's set-up refuses it", "config/conflict", lambda f, _c: f.keys[0].startswith(f"{ZERO}.zenflow")),
     ("ZeRO-3's optimizer refuses it", "config/conflict", about(f"{ZERO}.zero_quantized_gradients")),

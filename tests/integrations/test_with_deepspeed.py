@@ -26,7 +26,7 @@ for row in rows:
 settings = {
     "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": True},
     "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
 }
 arguments = transformers.TrainingArguments(
     output_dir=folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4, use_cpu=True,
