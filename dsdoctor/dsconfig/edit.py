@@ -56,7 +56,7 @@ class _Editor:
     def patched(self, patch: Mapping[str, Any]) -> str:
         self.change("", self.reading.value, patch)
         text = self.text
-        for _place, edit in sorted(((e.start, e.end, n), e) for n, e in enumerate(self.edits))[::-1]:
+        for _place, edit in sorted(((e.start, e.end, n), e) for n, e in enumerate(_united(self.edits)))[::-1]:
             text = text[: edit.start] + edit.text + text[edit.end :]
         return text
 
@@ -176,6 +176,20 @@ class _Editor:
     def indent_at(self, offset: int) -> str:
         line = self.text[self.text.rfind("\n", 0, offset) + 1 :]
         return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _united(edits: list[_Edit]) -> list[_Edit]:
+    """The edits with deletions that overlap made one: two keys in one line share the comma between them."""
+    united = [edit for edit in edits if edit.text]
+    last: _Edit | None = None
+    for edit in sorted((edit for edit in edits if not edit.text), key=lambda edit: edit.start):
+        if last is not None and edit.start <= last.end:
+            last = _Edit(start=last.start, end=max(last.end, edit.end), text="")
+            united[-1] = last
+        else:
+            last = edit
+            united.append(edit)
+    return united
 
 
 def _set_by(value: Any) -> Any:

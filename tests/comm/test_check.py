@@ -53,13 +53,13 @@ def test_healthy(run):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("never_starts:1", "missing"),
-        ("leaves_at_once:1", "missing"),
+        pytest.param("never_starts:1", "missing", marks=pytest.mark.full),
+        pytest.param("leaves_at_once:1", "missing", marks=pytest.mark.full),
         ("stands_still_before_a_collective:1", "stalled"),
         ("dies_in_a_collective:0", "died"),
         ("is_stopped_in_a_collective:1", "stopped"),
         ("sends_wrong_values:1", "wrong-value"),
-        ("cannot_allocate:1", "failed"),
+        pytest.param("cannot_allocate:1", "failed", marks=pytest.mark.full),
     ],
 )
 def test_the_faulty_rank_is_named(run, fault, kind):

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsdoctor.dsconfig import patch, reader
@@ -127,6 +127,7 @@ def commented(text):
 
 
 @given(objects, changes, st.sampled_from([None, 2]), st.booleans())
+@example({"a": False, "b": False, "c": False}, {"b": None, "c": None}, None, False)
 def test_any_patch_is_what_the_text_then_holds(value, change, indent, comments):
     text = json.dumps(value, indent=indent)
     text = commented(text) if comments else text

@@ -64,6 +64,7 @@ def test_the_demo_is_blamed_on_precision(tmp_path):
     assert any("bf16" in fix["text"] for finding in document["findings"] for fix in finding["fixes"])
 
 
+@pytest.mark.full
 def test_a_nan_of_the_script_in_fp32(tmp_path):
     code, document = triage(tmp_path, "regression.py", FP32, "--fault", "nan")
     assert code == 1
@@ -82,6 +83,7 @@ def test_an_exception_on_rank_1(tmp_path):
     assert any(e["rank"] == 1 and "no shard for step 3" in e["text"] for e in first["evidence"])
 
 
+@pytest.mark.full
 def test_a_hang_on_rank_1(tmp_path):
     code, document = triage(tmp_path, "regression.py", BF16, "--fault", "hang", options=("--stall", "10"))
     assert code == 1

@@ -30,7 +30,7 @@ def train(folder: Path, optimizer: str) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("optimizer", ["from-config", "own-optimizer"])
+@pytest.mark.parametrize("optimizer", ["from-config", pytest.param("own-optimizer", marks=pytest.mark.full)])
 def test_a_trainer_runs_saves_and_resumes(tmp_path: Path, optimizer: str) -> None:
     seen = train(tmp_path, optimizer)
     assert seen["engine"] == "PlainEngine"
