@@ -113,12 +113,13 @@ class Static(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         for history in context.histories(case):
-            if history.precision != "fp16" or read(history).pattern != "stuck":
+            reading = read(history)
+            if history.precision != "fp16" or reading.pattern != "stuck":
                 continue
             scale = history.attempts[0].scale
             kind = "the loss scale does not move" if history.dynamic else "the static loss scale cannot go down"
             yield self.finding(
-                cause=f"{kind}: {told.steps(len(history.attempts))} skipped at scale {told.scale(scale)}",
+                cause=f"{kind}: {told.steps(reading.skipped)} skipped at scale {told.scale(scale)}",
                 evidence=told.proof(history),
                 confidence=0.7 if history.dynamic else 0.9,
                 caveat=_hysteresis_caveat(history) if history.dynamic else None,

@@ -65,7 +65,8 @@ class NanLoss(Diagnosis):
         """Steps that were skipped although no loss scale is at work: their gradients were not finite."""
         for history in context.histories(case):
             if history.precision != "fp16" and history.attempts:
-                text = f"the gradients of {len(history.attempts)} steps are not finite, and no loss scale is at work"
+                steps = len(history.attempts) + history.unlisted
+                text = f"the gradients of {steps} steps are not finite, and no loss scale is at work"
                 found = self._found(case, text, _skips_without_scale(case)[:2], 0.8)
                 known = context.precision(case) is not None
                 yield found if known else replace(found, confidence=0.5, caveat=_PERHAPS_STATIC)
