@@ -17,7 +17,6 @@ from dsdoctor.logs.fields import Field, Place
 from dsdoctor.logs.rows import NUMBER
 
 _WIDTH = 8
-_TAIL = 4
 _FEED = 0x0A
 _EACH = 0x0101010101010101
 _LOW, _HIGH = 0x7F * _EACH, 0x80 * _EACH

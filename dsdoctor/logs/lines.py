@@ -9,17 +9,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 from dsdoctor.frames import owner
 from dsdoctor.logs import grammar
 from dsdoctor.logs.configs import BEGINS, ONE_LINE_KEYS, ConfigBlock, parse
 from dsdoctor.logs.grammar_ranks import EXITS, WORDS
-from dsdoctor.logs.rows import NUMBER, LinePattern
-from dsdoctor.logs.shapes import SCALE, SKIPPED, STEP
+from dsdoctor.logs.line_values import NAMED_VALUE, PAIR, float_of, is_training, pairs, scale_settings, time_of
+from dsdoctor.logs.rows import LinePattern
+from dsdoctor.logs.shapes import STEP
 from dsdoctor.logs.source import Source
-from dsdoctor.logs.story import FIGURES, Place, Story
+from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
 from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
 from dsdoctor.logs.unwrap import Unwrapped, apart, unwrap
@@ -35,23 +35,7 @@ _LINES_OF_A_BOX = 20
 MAX_SEGMENT = 20_000
 """Characters of a segment that are looked at; what is longer is dumped data."""
 
-_TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d+))?")
-_GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d+)")
 _LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
-_PAIR = re.compile(rf"['\"](?P<key>loss|grad_norm|learning_rate|step)['\"]: ['\"]?(?P<value>{NUMBER})\b")
-_NAMED_VALUE = re.compile(
-    rf"(?i){grammar.NOT_OF_A_TEST}\b(?P<key>lm loss|loss scale|loss|grad[_ ]?norm|learning[_ ]rate|lr)\b['\"]?[ :=|]*"
-    rf"(?:tensor\()?(?P<value>{NUMBER})\b"
-)
-_SERIES = {
-    "lm loss": "loss",
-    "loss": "loss",
-    "grad norm": "grad_norm",
-    "grad_norm": "grad_norm",
-    "gradnorm": "grad_norm",
-}
-_SERIES |= {"learning rate": "lr", "learning_rate": "lr", "lr": "lr"}
-_TRAINING_BAR = re.compile(r"(?i)^(?!.*(?:tokeniz|dataset|\bsplit\b|loading)).*\b(?:epoch|train\w*|steps?|iter\w*)\b")
 _LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
 
 
@@ -121,7 +105,7 @@ class LineReader:
         rank = self._source.rank if line.rank is None else line.rank
         if line.rank is not None:
             self._story.saw(line.rank)
-        self._time = _time(segment) or self._time
+        self._time = time_of(segment) or self._time
         place = Place(self._source.name, number, rank, self._time, line.text or line.prefix, line.host)
         self._story.last = place if line.text.strip() else self._story.last
         matched = grammar.matches(line.text, rows)
@@ -217,12 +201,12 @@ class LineReader:
         elif kind == "stage-flag":
             settings.setdefault("zero_optimization.stage", int(next(iter(fields.values()))))
         elif kind == "scale-settings":
-            settings.update(_scale_settings(fields))
+            settings.update(scale_settings(fields))
 
     def _overflow(self, kind: str, match: re.Match[str], place: Place) -> None:
         groups = match.groupdict()
-        scale = _float(groups.get("scale"))
-        following = _float(groups.get("next")) if groups.get("next") else scale
+        scale = float_of(groups.get("scale"))
+        following = float_of(groups.get("next")) if groups.get("next") else scale
         if kind == "overflow-static" and scale == 1:
             scale = following = None
         told = Overflow(
@@ -243,24 +227,21 @@ class LineReader:
             self._bar_moved(match)
         elif kind == "hf-dict":
             self.told_dicts(1)
-            for pair in _PAIR.finditer(match.group()):
+            for pair in PAIR.finditer(match.group()):
                 if pair["key"] == STEP:
                     self.step_at(float(pair["value"]))
-            self._values(_PAIR, match.group(), place)
+            self._values(PAIR, match.group(), place)
         else:
             self._story.progress(int(match["step"]))
             if kind in ("plain-step", "pipe-step"):
-                self._values(_NAMED_VALUE, place.text[match.start() :], place)
+                self._values(NAMED_VALUE, place.text[match.start() :], place)
             elif kind == "megatron":
-                self._values(_NAMED_VALUE, place.text, place)
+                self._values(NAMED_VALUE, place.text, place)
 
     def _values(self, pattern: re.Pattern[str], text: str, place: Place) -> None:
-        seen: set[str] = set()
-        for pair in pattern.finditer(text):
-            name = _SERIES.get(pair["key"].lower())
-            value = _float(pair["value"])
-            if name is not None and name not in seen and value is not None:
-                seen.add(name)
+        for (start, end), name in pairs(pattern, text, 0):
+            value = float_of(text[start:end])
+            if name != STEP and value is not None:
                 self._story.value(name, value, place)
 
     def _bar_moved(self, match: re.Match[str]) -> None:
@@ -288,57 +269,6 @@ class LineReader:
         self._story.exit(code, named, place, by_launcher=code == -15)
 
 
-def is_training(title: str) -> bool:
-    """True if a bar of that title shows training."""
-    return _TRAINING_BAR.search(title) is not None
-
-
-def told(text: str) -> set[str]:
-    """What a text tells: the kinds of lines and the names of values in it."""
-    kinds = {row.kind for row, _ in grammar.matches(text)}
-    return kinds | {pair["key"] for pair in _PAIR.finditer(text)}
-
-
-def values(row: LinePattern, match: re.Match[str], text: str) -> list[tuple[tuple[int, int], str]] | None:
-    """Where in a line its values are and what they are called, None if such a line is to be read by itself."""
-    if row.kind == "bar" or row.kind in grammar.ONLY_COUNTED:
-        return []
-    if row.kind == "figures":
-        return [(match.span(group), FIGURES[group]) for group, text in match.groupdict().items() if text]
-    step = [(match.span("step"), STEP)] if "step" in match.re.groupindex else []
-    if row.kind in ("skip-count", "skips-since"):
-        others = (("skipped", SKIPPED), ("scale", SCALE))
-        return step + [(match.span(group), name) for group, name in others if match.groupdict().get(group)]
-    if row.kind == "hf-dict":
-        return _pairs(_PAIR, text, match.start())
-    if row.kind in grammar.STEPS:
-        return step + _pairs(_NAMED_VALUE, text, 0 if row.kind == "megatron" else match.start())
-    return step if row.kind == "ds-step" else None
-
-
-def _pairs(pattern: re.Pattern[str], text: str, start: int) -> list[tuple[tuple[int, int], str]]:
-    """The named values in a text, each name once."""
-    found: dict[str, tuple[int, int]] = {}
-    for pair in pattern.finditer(text, start):
-        name = STEP if pair["key"] == STEP else _SERIES.get(pair["key"].lower())
-        if name is not None:
-            found.setdefault(name, pair.span("value"))
-    return [(span, name) for name, span in found.items()]
-
-
-def _scale_settings(fields: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of the fp16 section that lines of DeepSpeed's dump tell, by dotted names."""
-    settings: dict[str, Any] = {}
-    for name, text in fields.items():
-        if name == "enabled":
-            settings["fp16.enabled"] = text == "True"
-        elif name == "initial_dynamic_scale":
-            settings["fp16.initial_scale_power"] = math.log2(int(text)) if int(text) > 0 else 0
-        elif name != "loss_scale" or float(text) != 1:  # 1 is what the dump of an engine without a scale says
-            settings[f"fp16.{name}"] = float(text)
-    return settings
-
-
 def _launchers(failure: Failure) -> bool:
     """True for what a launcher raises because a rank has failed."""
     if failure.type.rpartition(".")[2] not in _LAUNCHER_TYPES:
@@ -346,26 +276,3 @@ def _launchers(failure: Failure) -> bool:
     if not failure.frames:
         return failure.type.endswith("ChildFailedError")
     return any(owner(frame) == "launcher" for frame in failure.frames)
-
-
-def _time(text: str) -> float | None:
-    """Seconds since the epoch, taken as UTC; only differences matter."""
-    match = _TIME.search(text, 0, 120)
-    try:
-        if match is not None:
-            base = datetime.fromisoformat(f"{match['date']}T{match['clock']}").replace(tzinfo=timezone.utc)
-            return base.timestamp() + float(f"0.{match['part'] or 0}")
-        match = _GLOG.search(text, 0, 120)
-        if match is not None:
-            stamp = f"{datetime.now(timezone.utc).year}-{match['month']}-{match['day']}T{match['clock']}"
-            return datetime.fromisoformat(stamp).replace(tzinfo=timezone.utc).timestamp() + float(f"0.{match['part']}")
-    except ValueError:
-        return None
-    return None
-
-
-def _float(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None

@@ -13,7 +13,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from dsdoctor.logs import grammar
-from dsdoctor.logs.lines import LineReader, is_training, told, values
+from dsdoctor.logs.line_values import is_training, told, values
+from dsdoctor.logs.lines import LineReader
 from dsdoctor.logs.shapes import DONE, STEP, Kinds, Meaning, Step
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Story
