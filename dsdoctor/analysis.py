@@ -13,7 +13,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.dsconfig import load_config
 from dsdoctor.dsconfig.facts import ConfigFacts
-from dsdoctor.finding import Evidence, Finding
+from dsdoctor.finding import Evidence, Finding, exit_code
 from dsdoctor.logs.facts import LogFacts
 from dsdoctor.logs.follow import Follower
 from dsdoctor.logs.read import read_logs
@@ -41,7 +41,7 @@ class LogAnalysis:
     @property
     def exit_code(self) -> int:
         """1 with a finding of severity error, else 0."""
-        return 1 if any(finding.severity == "error" for finding in self.findings) else 0
+        return exit_code(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `dsdoctor log --json`."""

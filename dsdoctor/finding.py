@@ -6,7 +6,7 @@ rules in `dsdoctor.diagnoses` make them, `dsdoctor.report` shows them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -62,6 +62,11 @@ class Finding:
     fixes: tuple[Fix, ...] = ()
     keys: tuple[str, ...] = ()
     """The dotted ds_config keys that the finding is about, the guilty one first."""
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """What a command ends with that found these: 1 with one of severity error, else 0."""
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.dsconfig import load_config
 from dsdoctor.dsconfig.facts import Framework
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, exit_code
+from dsdoctor.machine.versions import installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class ConfigAnalysis:
     @property
     def exit_code(self) -> int:
         """1 with a finding of severity error, else 0."""
-        return 1 if any(finding.severity == "error" for finding in self.findings) else 0
+        return exit_code(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `dsdoctor config --json`."""
@@ -49,7 +50,7 @@ def lint_config(
     `dsdoctor.dsconfig.ConfigUnreadable` for a file that cannot be read.
     """
     given = config if isinstance(config, Mapping) else Path(config)
-    release = _installed() if deepspeed_version is None else deepspeed_version
+    release = (installed("deepspeed") or "") if deepspeed_version is None else deepspeed_version
     return analyze(Case(config=load_config(given, release=release, world_size=world_size, framework=framework)))
 
 
@@ -57,12 +58,3 @@ def analyze(case: Case) -> ConfigAnalysis:
     """Judge what was gathered about a config."""
     diagnosed = diagnose(case)
     return ConfigAnalysis(case=case, findings=diagnosed.findings, broken=diagnosed.broken)
-
-
-def _installed() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return ""

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, duration, positive
+from dsdoctor.cli.pages import write_page
 from dsdoctor.comm.started import NotComplete, Started, started
 
 if TYPE_CHECKING:
     from dsdoctor.case import Case
     from dsdoctor.finding import Finding
 
+_PREFIX = "dsdoctor-comm-"
 _START = 60.0
 """Seconds for the launchers of other hosts to come up."""
 
@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.read:
-        return _read_log(arguments)
+        return _read_log(arguments, arguments.read)
     config = _config(arguments.config) if arguments.config else {}
     if arguments.slurm or arguments.k8s:
         return _write_script(arguments)
@@ -86,8 +86,8 @@ def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -
         master_port=int(port) if port.isdigit() else None,
         device=arguments.device,
     )
-    with _folder() as folder:
-        facts, logs = with_experiments(plan, config=config, folder=folder, deadline=arguments.deadline)
+    with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+        facts, logs = with_experiments(plan, config=config, folder=Path(name), deadline=arguments.deadline)
     return _tell(arguments, Case(comm=facts, machine=machine, logs=logs))
 
 
@@ -120,12 +120,12 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
     except hostfile.Malformed as error:
         raise CannotWork(str(error)) from None
     told = [*_passed_on(arguments), "--device", arguments.device]
-    with _folder() as folder:
+    with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         timeout = 3 * arguments.deadline + _START
-        output = hostfile.run(arguments.hostfile, told, folder=folder, device=arguments.device, timeout=timeout)
+        output = hostfile.run(arguments.hostfile, told, folder=Path(name), device=arguments.device, timeout=timeout)
         document = next(hostfile.documents(output.read_text(encoding="utf-8", errors="replace")), None)
         if document is None:
-            return _read_log(argparse.Namespace(**{**vars(arguments), "read": str(output)}), failed=True)
+            return _read_log(arguments, str(output), failed=True)
     if arguments.json:
         print(dumps(document))
     else:
@@ -133,13 +133,13 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
     return int(document["exit_code"])
 
 
-def _read_log(arguments: argparse.Namespace, *, failed: bool = False) -> int:
+def _read_log(arguments: argparse.Namespace, path: str, *, failed: bool = False) -> int:
     """What NCCL and launchers logged; `failed` where they were to give a result and gave none."""
     from dsdoctor.analysis import analyze_log
     from dsdoctor.logs.read import Unreadable
 
     try:
-        analysis = analyze_log(arguments.read)
+        analysis = analyze_log(path)
     except Unreadable as error:
         raise CannotWork(str(error)) from None
     summary = "the launcher ended without a result" if failed else f"{analysis.logs.lines} lines read"
@@ -177,17 +177,21 @@ def _tell(
 ) -> int:
     """Diagnose, print, and return the exit code."""
     from dsdoctor.diagnoses import diagnose
+    from dsdoctor.finding import exit_code
     from dsdoctor.report import comm
     from dsdoctor.report.document import document, dumps
 
     facts = case.comm
     findings = diagnose(case).findings if findings is None else findings
     failed = failed or (facts is not None and not facts.passed)
-    code = 1 if failed or any(finding.severity == "error" for finding in findings) else 0
+    code = 1 if failed else exit_code(findings)
     tables = list(comm.lines(facts)) if facts is not None else []
     summary = summary or (comm.summary(facts) if facts is not None else "")
     if arguments.html:
-        _write_page(arguments.html, findings, comm.sections(facts) if facts is not None else [])
+        from dsdoctor.report import html
+
+        sections = comm.sections(facts) if facts is not None else []
+        write_page(arguments.html, html.page("dsdoctor comm", findings, sections=sections))
     if arguments.json:
         extra = {"comm": facts.to_dict() if facts is not None else None, "summary": summary, "tables": tables}
         environment = case.machine.to_dict() if case.machine is not None else None
@@ -205,26 +209,6 @@ def _print(findings: Sequence[Finding], summary: str, tables: Sequence[str]) -> 
     for line in tables:
         terminal.line(line)
     terminal.line(f"\n{summary}")
-
-
-def _write_page(path: str, findings: Sequence[Finding], sections: list[str]) -> None:
-    from dsdoctor.report import html
-
-    try:
-        html.write(Path(path), html.page("dsdoctor comm", findings, sections=sections))
-    except html.NotOurs as refused:
-        raise CannotWork(str(refused)) from None
-    except OSError as error:
-        raise CannotWork(f"{path}: {error.strerror or error}") from None
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="dsdoctor-comm-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _config(path: str) -> Mapping[str, Any]:

@@ -111,8 +111,9 @@ def _memory(arguments: argparse.Namespace, config: ConfigFacts, here: MachineFac
 def _installed() -> str:
     """The installed release; one that the shipped table lacks is read from the install, once."""
     from dsdoctor.dsconfig import schema
+    from dsdoctor.machine.versions import installed
 
-    release = _named_by_folder() or _named_by_metadata()
+    release = _named_by_folder() or installed("deepspeed") or ""
     if release and release.split("+")[0] not in schema.releases():
         print(f"dsdoctor: reading what DeepSpeed {release} takes, once", file=sys.stderr)
         problem = schema.learn()
@@ -127,12 +128,3 @@ def _named_by_folder() -> str:
         for found in Path(folder or ".").glob("deepspeed-*.dist-info"):
             return found.name.removeprefix("deepspeed-").removesuffix(".dist-info")
     return ""
-
-
-def _named_by_metadata() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        return ""

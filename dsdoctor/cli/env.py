@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.cli.options import add_output_options
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, exit_code
 from dsdoctor.machine.facts import Limit, MachineFacts
 from dsdoctor.units import size
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     machine = collect(config=None, folder=Path.cwd())
     findings = diagnose(Case(machine=machine)).findings
-    code = 1 if any(finding.severity == "error" for finding in findings) else 0
+    code = exit_code(findings)
     if arguments.json:
         print(dumps(document("env", exit_code=code, findings=findings, environment=machine.to_dict())))
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options
+from dsdoctor.cli.pages import write_page
 
 if TYPE_CHECKING:
     from dsdoctor.analysis import LogAnalysis
@@ -70,7 +71,9 @@ def _follow(arguments: argparse.Namespace) -> int:
 def _print(arguments: argparse.Namespace, analysis: LogAnalysis, findings: Sequence[Finding], code: int) -> None:
     """The page where one is wanted, and the document or these findings with what was understood."""
     if arguments.html:
-        _write_page(arguments.html, analysis)
+        from dsdoctor.report import html
+
+        write_page(arguments.html, html.page("dsdoctor log", analysis.findings, analysis.logs))
     if arguments.json:
         from dsdoctor.report.document import dumps
 
@@ -87,19 +90,6 @@ def _print(arguments: argparse.Namespace, analysis: LogAnalysis, findings: Seque
         terminal.line(f"not read: {text}", style="yellow")
     for broken in analysis.broken:
         terminal.line(f"a rule of dsdoctor itself failed, please report it: {broken}", style="red")
-
-
-def _write_page(path: str, analysis: LogAnalysis) -> None:
-    from pathlib import Path
-
-    from dsdoctor.report import html
-
-    try:
-        html.write(Path(path), html.page("dsdoctor log", analysis.findings, analysis.logs))
-    except html.NotOurs as refused:
-        raise CannotWork(str(refused)) from None
-    except OSError as error:
-        raise CannotWork(f"{path}: {error.strerror or error}") from None
 
 
 def _plot(terminal: Terminal, logs: LogFacts) -> None:

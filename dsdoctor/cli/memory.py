@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, count, duration, numbered_folder, positive, readable
+from dsdoctor.cli.pages import write_page
 
 if TYPE_CHECKING:
     from dsdoctor.machine.facts import MachineFacts
@@ -176,10 +177,13 @@ def _use(arguments: argparse.Namespace) -> Use:
 
 
 def _show(arguments: argparse.Namespace, analysis: MemoryAnalysis) -> None:
-    from dsdoctor.report import memory, plots
+    from dsdoctor.report import html, memory, plots
 
     if arguments.html:
-        _write_page(arguments.html, analysis)
+        from dsdoctor.report.memory_page import sections
+
+        text = html.page("dsdoctor memory", analysis.findings, sections=sections(analysis.memory))
+        write_page(arguments.html, text)
     if arguments.json:
         from dsdoctor.report.document import dumps
 
@@ -208,15 +212,3 @@ def _understood(arguments: argparse.Namespace) -> dict[str, str]:
         if text:
             said[text] = size(described.size(text))
     return said
-
-
-def _write_page(path: str, analysis: MemoryAnalysis) -> None:
-    from dsdoctor.report import html
-    from dsdoctor.report.memory_page import sections
-
-    try:
-        html.write(Path(path), html.page("dsdoctor memory", analysis.findings, sections=sections(analysis.memory)))
-    except html.NotOurs as refused:
-        raise CannotWork(str(refused)) from None
-    except OSError as error:
-        raise CannotWork(f"{path}: {error.strerror or error}") from None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
 from dsdoctor.cli.options import add_output_options, add_run_options, job, readable
+from dsdoctor.cli.pages import write_page
 from dsdoctor.cli.triage import examine
 from dsdoctor.job import NumericsOrder
 
@@ -137,11 +138,7 @@ def _page(path: str | None) -> Callable[[Triage], Triage]:
         if path is None:
             return result
         sections = [heatmap(result.case.headroom)] if result.case.headroom else []
-        text = html.page("dsdoctor nan", result.findings, sections=sections)
-        try:
-            html.write(Path(path), text)
-        except html.NotOurs as error:
-            raise CannotWork(str(error)) from None
+        write_page(path, html.page("dsdoctor nan", result.findings, sections=sections))
         return result
 
     return write

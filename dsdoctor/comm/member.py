@@ -187,8 +187,8 @@ class _Part:
     def _broken_links(self, meeting: Meeting, everyone: tuple[Member, ...]) -> tuple[Link, ...]:
         """All directions between nodes that do not work, as far as their sources could say."""
         self._test_links(meeting, everyone)
-        leaders = [member.rank for member in everyone if member.local_rank == 0]
-        told = meeting.reports("links", leaders, _LINK_SECONDS + _MESSAGE_SECONDS)
+        leading = (member.rank for member in members.leaders(everyone))
+        told = meeting.reports("links", leading, _LINK_SECONDS + _MESSAGE_SECONDS)
         return tuple(Link(**link) for _, own in sorted(told.items()) for link in own if link["error"])
 
     def _reports(self, meeting: Meeting, everyone: tuple[Member, ...]) -> dict[int, Any]:
@@ -215,7 +215,7 @@ class _Part:
     def _test_links(self, meeting: Meeting, everyone: tuple[Member, ...]) -> None:
         if not self._place.leads_node:
             return
-        others = [member for member in everyone if member.local_rank == 0 and member.rank != self._place.rank]
+        others = [member for member in members.leaders(everyone) if member.rank != self._place.rank]
         listening = [(member.rank, member.address, member.port) for member in others if member.port is not None]
         tried = list(links.try_all(self._place.rank, listening, _LINK_SECONDS))
         tried += [_deaf(self._place.rank, member) for member in others if member.port is None]
@@ -229,7 +229,7 @@ class _Part:
             deadline=self._task.deadline,
             folder=self._folder,
             ranks=self._place.world_size,
-            leaders=[member.rank for member in everyone if member.local_rank == 0],
+            leaders=[member.rank for member in members.leaders(everyone)],
         ).write()
         child, limit = self._child, self._task.deadline + _MESSAGE_SECONDS / 2
         state = ""

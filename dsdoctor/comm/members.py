@@ -17,6 +17,7 @@ from typing import Any
 
 from dsdoctor.comm.interfaces import Interface
 from dsdoctor.comm.started import Started
+from dsdoctor.machine.versions import installed_of
 
 _VERSIONS_OF = ("torch", "deepspeed", "transformers", "accelerate", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
@@ -73,14 +74,7 @@ class OddOneOut:
 
 def versions() -> dict[str, str]:
     """Python, the libraries that ranks must have alike, and the driver, without importing any."""
-    from importlib import metadata  # every command imports this module, and few ask for versions
-
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in _VERSIONS_OF:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    found = {"python": ".".join(map(str, sys.version_info[:3])), **installed_of(_VERSIONS_OF)}
     driver = _nvidia_driver()
     return found | ({"nvidia driver": driver} if driver else {})
 
@@ -126,6 +120,11 @@ def twice(members: Sequence[Member]) -> tuple[Member, ...]:
     """Those who claim a rank that another one claims too."""
     count = Counter(member.rank for member in members)
     return tuple(member for member in members if count[member.rank] > 1)
+
+
+def leaders(members: Sequence[Member]) -> list[Member]:
+    """Those that lead their nodes."""
+    return [member for member in members if member.local_rank == 0]
 
 
 def hosts(members: Sequence[Member]) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
-"""Whether this process was started as one rank of a job, and by which launcher: from its environment alone.
-
-The variables are those of torchrun and the deepspeed launcher, of Open MPI and MPICH (Hydra), and of SLURM's srun.
-"""
+"""Whether this process was started as one rank of a job, and by which launcher: from its environment alone."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from dsdoctor.runs.rank_variables import ALL, RankVariables
 
 DEFAULT_PORT = 29500
 """Where torch meets when nobody says a port."""
@@ -48,50 +47,10 @@ class NotComplete(ValueError):
 
 def started(environment: Mapping[str, str]) -> Started | None:
     """The rank that this process is, None where no launcher started it. Raises NotComplete."""
-    for launcher, names in _LAUNCHERS:
-        if _is(launcher, environment) and all(names[part] in environment for part in ("rank", "world_size")):
-            return _read(launcher, names, environment)
+    for names in ALL:
+        if _is(names.launcher, environment) and names.rank in environment and names.world_size in environment:
+            return _read(names, environment)
     return None
-
-
-_LAUNCHERS = (
-    (
-        "torchrun",
-        {
-            "rank": "RANK",
-            "local_rank": "LOCAL_RANK",
-            "world_size": "WORLD_SIZE",
-            "local_world_size": "LOCAL_WORLD_SIZE",
-        },
-    ),
-    (
-        "Open MPI",
-        {
-            "rank": "OMPI_COMM_WORLD_RANK",
-            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-            "world_size": "OMPI_COMM_WORLD_SIZE",
-            "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-        },
-    ),
-    (
-        "MPICH",
-        {
-            "rank": "PMI_RANK",
-            "local_rank": "MPI_LOCALRANKID",
-            "world_size": "PMI_SIZE",
-            "local_world_size": "MPI_LOCALNRANKS",
-        },
-    ),
-    (
-        "srun",
-        {
-            "rank": "SLURM_PROCID",
-            "local_rank": "SLURM_LOCALID",
-            "world_size": "SLURM_NTASKS",
-            "local_world_size": "",
-        },
-    ),
-)
 
 
 def _is(launcher: str, environment: Mapping[str, str]) -> bool:
@@ -102,14 +61,15 @@ def _is(launcher: str, environment: Mapping[str, str]) -> bool:
     return step.isdigit() and int(step) < 0xFFFFFF00
 
 
-def _read(launcher: str, names: Mapping[str, str], environment: Mapping[str, str]) -> Started:
-    rank, world_size = (_number(environment, names[part]) for part in ("rank", "world_size"))
-    local_world_size = _number(environment, names["local_world_size"], 0)
+def _read(names: RankVariables, environment: Mapping[str, str]) -> Started:
+    launcher = names.launcher
+    world_size = _number(environment, names.world_size)
+    local_world_size = _number(environment, names.local_world_size, 0)
     address = environment.get("MASTER_ADDR") or _address(launcher, environment, world_size, local_world_size)
     return Started(
         launcher="deepspeed" if launcher == "torchrun" and "CROSS_RANK" in environment else launcher,
-        rank=rank,
-        local_rank=_number(environment, names["local_rank"], 0),
+        rank=_number(environment, names.rank),
+        local_rank=_number(environment, names.local_rank, 0),
         world_size=world_size,
         local_world_size=local_world_size,
         master_addr=address,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 from dsdoctor.machine import host, nvidia, nvme, variables
 from dsdoctor.machine.facts import Device, MachineFacts, NotCollected, OpBuild
+from dsdoctor.machine.versions import installed_of
 
 PROBE_COMMAND = (sys.executable, "-m", "dsdoctor.machine.probe")
 _DISTRIBUTIONS = (
@@ -144,14 +144,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _versions() -> dict[str, Any]:
     """Versions of the installed distributions, without importing them."""
-    return {"versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))}}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {"versions": installed_of(_DISTRIBUTIONS)}
 
 
 def _with_free_memory(facts: MachineFacts) -> MachineFacts:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dsdoctor.machine import host, nvidia, nvme
 from dsdoctor.machine.collect import Probe, gather
 from dsdoctor.machine.facts import Disk, MachineFacts
+from dsdoctor.machine.versions import installed
 
 
 def here(config: Mapping[str, Any], *, save_dir: str | None = None) -> MachineFacts:
@@ -42,8 +42,7 @@ def room_in(folder: str | None) -> dict[str, Any]:
 def with_release(machine: MachineFacts, release: str | None) -> MachineFacts:
     """The machine with a DeepSpeed release, by default the installed one, where there is one."""
     if release is None:
-        try:
-            release = metadata.version("deepspeed")
-        except metadata.PackageNotFoundError:
-            return machine
+        release = installed("deepspeed")
+    if release is None:
+        return machine
     return replace(machine, versions={**machine.versions, "deepspeed": release})

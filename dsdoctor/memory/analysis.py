@@ -11,7 +11,7 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.dsconfig import ConfigUnreadable, load_config
-from dsdoctor.finding import Finding
+from dsdoctor.finding import Finding, exit_code
 from dsdoctor.machine import quick
 from dsdoctor.machine.described import described, gpus
 from dsdoctor.machine.facts import MachineFacts
@@ -38,7 +38,7 @@ class MemoryAnalysis:
     @property
     def exit_code(self) -> int:
         """1 with a finding of severity error, else 0."""
-        return 1 if any(finding.severity == "error" for finding in self.findings) else 0
+        return exit_code(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `dsdoctor memory --json`."""

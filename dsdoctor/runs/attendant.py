@@ -33,6 +33,7 @@ from types import FrameType
 from dsdoctor.machine.cgroup import oom_kills
 from dsdoctor.runs.attendance import LIFE_LINE, STACK_REQUEST, VARIABLES, attendance_path
 from dsdoctor.runs.leftovers import SharedMemory, marked_pids
+from dsdoctor.runs.rank_variables import SRUN, TORCHRUN
 from dsdoctor.runs.spec import RUN_MARKER, STACK_SIGNAL
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -174,9 +175,9 @@ def _state(pid: int) -> tuple[str, bool]:
 
 
 def _take_slurm_ranks() -> None:
-    """Under srun nobody sets the variables that torch reads; names of both sides from their manuals."""
-    pairs = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
-    for name, slurm in pairs.items():
+    """Under srun nobody sets the variables that torch reads."""
+    for part in ("rank", "local_rank", "world_size"):
+        name, slurm = getattr(TORCHRUN, part), getattr(SRUN, part)
         if name not in os.environ and slurm in os.environ:
             os.environ[name] = os.environ[slurm]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import re
 import stat
 import sys
 import tempfile
 from pathlib import Path
+
+from dsdoctor.machine.versions import installed
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 
@@ -27,7 +28,7 @@ def cache_folder(accelerator: str = "auto", root: Path | None = None) -> Path:
     include headers from different folders, so in one cache each would rebuild what the other has just built.
     """
     versions = [f"py{sys.version_info.major}.{sys.version_info.minor}"]
-    versions += [f"{name}{_version(name)}" for name in ("torch", "deepspeed")]
+    versions += [f"{name}{installed(name) or '-none'}" for name in ("torch", "deepspeed")]
     environment = hashlib.sha256(sys.prefix.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     name = "-".join([*versions, accelerator, environment])
     return (root or _own_temporary_folder()) / "extensions" / re.sub(r"[^\w.+-]", "_", name)
@@ -60,13 +61,6 @@ def _open_files() -> set[Path]:
         with contextlib.suppress(OSError):  # ended meanwhile, or of another user
             found.add(Path(os.readlink(descriptor)))
     return found
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "-none"
 
 
 def _own_temporary_folder() -> Path:

@@ -13,17 +13,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
+from dsdoctor.machine.versions import installed_of
+from dsdoctor.runs.rank_variables import ALL
 from dsdoctor.runs.spec import STACK_SIGNAL, stack_path
-
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _PR_SET_PDEATHSIG = 1
 _END_SECONDS = 15.0
@@ -44,9 +41,9 @@ class Place:
 def place(environment: Mapping[str, str]) -> Place:
     """Rank, local rank and world size from the variables of torchrun and DeepSpeed, MPI or SLURM."""
     return Place(
-        rank=_first(environment, _RANK, 0),
-        local_rank=_first(environment, _LOCAL_RANK, 0),
-        world_size=_first(environment, _WORLD_SIZE, 1),
+        rank=_first(environment, [one.rank for one in ALL], 0),
+        local_rank=_first(environment, [one.local_rank for one in ALL], 0),
+        world_size=_first(environment, [one.world_size for one in ALL], 1),
     )
 
 
@@ -77,11 +74,7 @@ def show_stacks_on_signal(folder: Path, rank: int) -> None:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that matter, read from their metadata without importing them."""
-    versions = {"python": sys.version.split()[0]}
-    for name in _VERSIONS_OF:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    return {"python": sys.version.split()[0], **installed_of(_VERSIONS_OF)}
 
 
 def join_threads() -> None:
@@ -147,7 +140,7 @@ def _silence() -> None:
         os.dup2(null, descriptor)
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+def _first(environment: Mapping[str, str], names: Iterable[str], default: int) -> int:
     for name in names:
         with contextlib.suppress(KeyError, ValueError):
             return int(environment[name])
