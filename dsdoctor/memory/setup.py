@@ -137,6 +137,23 @@ class Setup:
         return replace(self, stage=stage, offload_optimizer=offload_optimizer, offload_param=offload_param)
 
 
+_NUMBERS: Mapping[str, tuple[str, int, int]] = {
+    "reduce_bucket": ("reduce_bucket_size", 500_000_000, 1),
+    "prefetch": ("stage3_prefetch_bucket_size", 50_000_000, 1),
+    "persistence": ("stage3_param_persistence_threshold", 100_000, 0),
+    "model_persistence": ("stage3_model_persistence_threshold", 2**63 - 1, 1),
+    "max_live": ("stage3_max_live_parameters", 1_000_000_000, 1),
+    "max_reuse": ("stage3_max_reuse_distance", 1_000_000_000, 0),
+    "sub_group": ("sub_group_size", 1_000_000_000, 1),
+    "hpz": ("zero_hpz_partition_size", 1, 1),
+    "buffer_count_optimizer": ("offload_optimizer.buffer_count", 4, 1),
+    "buffer_count_param": ("offload_param.buffer_count", 5, 1),
+    "param_buffer": ("offload_param.buffer_size", 100_000_000, 1),
+    "max_in_cpu": ("offload_param.max_in_cpu", 1_000_000_000, 0),
+}
+"""Numbers of the ZeRO section: the field of `Setup`, the key, DeepSpeed's default, the least that means something."""
+
+
 def setup_of(
     config: Mapping[str, Any],
     model: Inventory,
@@ -158,9 +175,6 @@ def setup_of(
     offload_optimizer = _optimizer_offload(effective, stage)
     fused = _fused(effective)
 
-    def number(key: str, default: int) -> int:
-        return _count(effective.get(f"{_ZERO}.{key}"), default)
-
     pin = effective.get(f"{_ZERO}.offload_optimizer.pin_memory")
     return Setup(
         stage=stage,
@@ -181,24 +195,16 @@ def setup_of(
         states=_states(effective),
         temporaries=0 if fused else (_SINGLE_TENSOR_TEMPORARIES if device == "cpu" else 1),
         fused=fused,
-        reduce_bucket=number("reduce_bucket_size", 500_000_000),
         overlap=effective.get(f"{_ZERO}.overlap_comm") is True,
-        prefetch=number("stage3_prefetch_bucket_size", 50_000_000),
-        persistence=_count(effective.get(f"{_ZERO}.stage3_param_persistence_threshold"), 100_000, least=0),
-        model_persistence=number("stage3_model_persistence_threshold", 2**63 - 1),
-        max_live=number("stage3_max_live_parameters", 1_000_000_000),
-        max_reuse=_count(effective.get(f"{_ZERO}.stage3_max_reuse_distance"), 1_000_000_000, least=0),
-        sub_group=number("sub_group_size", 1_000_000_000),
-        hpz=number("zero_hpz_partition_size", 1),
         accumulation_steps=accumulation_steps(config, effective, ranks),
         micro_batch=micro_batch(config, effective, ranks),
         pinned=device == "cuda" and (at_least(release, _PINNED_BY_DEFAULT_SINCE) if pin is None else pin is True),
-        buffer_count_optimizer=number("offload_optimizer.buffer_count", 4),
-        buffer_count_param=number("offload_param.buffer_count", 5),
-        param_buffer=number("offload_param.buffer_size", 100_000_000),
-        max_in_cpu=_count(effective.get(f"{_ZERO}.offload_param.max_in_cpu"), 1_000_000_000, least=0),
         zero_init=zero_init,
         untouched=device == "cuda" if untouched is None else untouched,
+        **{
+            field: _count(effective.get(f"{_ZERO}.{key}"), default, least=least)
+            for field, (key, default, least) in _NUMBERS.items()
+        },
         gather_on_save=effective.get(f"{_ZERO}.stage3_gather_16bit_weights_on_model_save") is True,
     )
 
