@@ -34,6 +34,12 @@ KEPT = (
 """Keys that are never changed: what the script counts on, the precision (its control is a leg of its own), and what
 only prints."""
 _COMMUNICATION = ("bucket", "reduce", "allgather", "overlap", "contiguous", "round_robin")
+"""Words in the keys of the ZeRO section that decide how and when gradients and weights travel."""
+_COMMUNICATION_KEYS = (
+    *("communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients"),
+    *("gradient_predivide_factor", "gradient_allreduce_op", "disable_allgather"),
+)
+"""The same at the top level."""
 _MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "dump_state", "timers")
 _OFFLOADS = (f"{ZERO}.offload_param", f"{ZERO}.offload_optimizer")
 _REQUIRED = ("total_num_steps", "cycle_min_lr", "cycle_max_lr", "torch_adam", "adam_w_mode", "fp32_optimizer_states")
@@ -100,10 +106,7 @@ def _communication(config: Effective) -> Iterator[Change]:
     for key, _value in _leaves(config, ZERO):
         if key != overlap and any(word in key for word in _COMMUNICATION):
             yield _drop(key, "communication")
-    for key in ("communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients"):
-        if config.given(key) and not _at_default(config, key):
-            yield _drop(key, "communication")
-    for key in ("gradient_predivide_factor", "gradient_allreduce_op", "disable_allgather"):
+    for key in _COMMUNICATION_KEYS:
         if config.given(key) and not _at_default(config, key):
             yield _drop(key, "communication")
 
@@ -256,8 +259,7 @@ def _rest(config: Effective) -> Iterator[Change]:
         for key, _value in _leaves(config, section):
             yield _drop(key, "precision options", value=True)
     done = {ZERO, "optimizer", "scheduler", "fp16", "bf16", "bfloat16", *batch.KEYS, "gradient_clipping"}
-    done |= {"communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients"}
-    done |= {"gradient_predivide_factor", "gradient_allreduce_op", "disable_allgather"}
+    done |= set(_COMMUNICATION_KEYS)
     for name, value in config.data.items():
         if name in done or name in KEPT or value == "auto":
             continue
