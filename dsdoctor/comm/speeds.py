@@ -6,7 +6,7 @@ The factors that turn bytes over seconds into bus bandwidth are those of NVIDIA'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _SLOW_PAIR = 3.0
@@ -48,7 +48,7 @@ class Speeds:
 
     collectives: tuple[Speed, ...] = ()
     pairs: tuple[PairSpeed, ...] = ()
-    compute: Mapping[int, float] | None = None
+    compute: Mapping[int, float] = field(default_factory=dict)
 
     def slow_pairs(self) -> tuple[tuple[PairSpeed, float], ...]:
         """Pairs far slower than the middle of their kind, each with how many times; the slowest first."""
@@ -63,7 +63,7 @@ class Speeds:
 
     def slow_ranks(self) -> tuple[tuple[int, float], ...]:
         """Ranks that compute more slowly than the middle of all, each with how many times; the slowest first."""
-        if self.compute is None or len(self.compute) < _FEWEST:
+        if len(self.compute) < _FEWEST:
             return ()
         middle = _median(self.compute.values())
         found = [(rank, seconds / middle) for rank, seconds in self.compute.items() if seconds > _SLOW_RANK * middle]

@@ -51,7 +51,7 @@ def _tables(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _members(facts: CommFacts) -> list[list[str]]:
-    compute = (facts.speeds.compute if facts.speeds is not None else None) or {}
+    compute = facts.speeds.compute if facts.speeds is not None else {}
     rows = [["rank", "host", "local rank", "interface", "address", "torch", "clock", "compute"]]
     rows += [
         [
