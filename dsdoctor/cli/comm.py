@@ -59,7 +59,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.read:
         return _read_log(arguments, arguments.read)
-    config = _config(arguments.config) if arguments.config else {}
+    from dsdoctor.dsconfig import load_data
+
+    config = load_data(arguments.config) if arguments.config else {}
     if arguments.slurm or arguments.k8s:
         return _write_script(arguments)
     try:
@@ -209,13 +211,3 @@ def _print(findings: Sequence[Finding], summary: str, tables: Sequence[str]) -> 
     for line in tables:
         terminal.line(line)
     terminal.line(f"\n{summary}")
-
-
-def _config(path: str) -> Mapping[str, Any]:
-    from dsdoctor.dsconfig import load_config
-
-    facts = load_config(Path(path))
-    if facts.syntax_error is not None:
-        error = facts.syntax_error
-        raise CannotWork(f"cannot read the ds_config {path}: line {error.line}, column {error.column}: {error.message}")
-    return facts.data

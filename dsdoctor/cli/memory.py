@@ -73,10 +73,11 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from dsdoctor.dsconfig import load_data
     from dsdoctor.memory.analysis import RANKS_ON_A_CPU, analyze
     from dsdoctor.memory.divides import DoesNotDivide
 
-    config = _config(arguments.config)
+    config = load_data(readable(arguments.config))
     machine = _machine(arguments, config)
     if arguments.script is not None:
         model, config = _captured(arguments, config)
@@ -89,17 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise CannotWork(str(error)) from None
     _show(arguments, analysis)
     return analysis.exit_code
-
-
-def _config(path: str) -> dict[str, Any]:
-    """The ds_config's data. Raises CannotWork where it cannot be read."""
-    from dsdoctor.dsconfig import load_config
-
-    facts = load_config(readable(path))
-    if facts.syntax_error is not None:
-        error = facts.syntax_error
-        raise CannotWork(f"not a ds_config: {path}:{error.line}: {error.message}")
-    return dict(facts.data)
 
 
 def _machine(arguments: argparse.Namespace, config: dict[str, Any]) -> MachineFacts:

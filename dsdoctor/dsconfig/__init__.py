@@ -2,7 +2,7 @@
 
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, DuplicateKey, Framework, Position
-from dsdoctor.dsconfig.load import ConfigUnreadable, load_config
+from dsdoctor.dsconfig.load import ConfigUnreadable, load_config, load_data
 from dsdoctor.dsconfig.schema import Schema, schema_for
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "Position",
     "Schema",
     "load_config",
+    "load_data",
     "schema_for",
 ]

@@ -69,6 +69,16 @@ def load_config(
     )
 
 
+def load_data(path: str | Path) -> dict[str, Any]:
+    """What the file holds, for those who only work by it. Raises ConfigUnreadable, for a syntax error too."""
+    facts = load_config(path)
+    error = facts.syntax_error
+    if error is not None:
+        place = f"line {error.line}, column {error.column}"
+        raise ConfigUnreadable(f"cannot read the ds_config {path}: {place}: {error.message}")
+    return dict(facts.data)
+
+
 def with_text(facts: ConfigFacts, text: str) -> ConfigFacts:
     """The same job with another text of its config."""
     read = parse_text(text)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
-from dsdoctor.dsconfig import ConfigUnreadable, load_config
+from dsdoctor.dsconfig import load_data
 from dsdoctor.finding import Finding, exit_code
 from dsdoctor.machine import quick
 from dsdoctor.machine.described import described, gpus
@@ -68,7 +67,7 @@ def estimate_memory(
     the hub's cache), or an `Inventory`. `machine` is None for this one, or the GPUs of a host in words ("8xA100-80G").
     Raises ConfigUnreadable, `sources.ModelUnknown`, `described.NotUnderstood`, `divides.DoesNotDivide`, ValueError.
     """
-    data = dict(config) if isinstance(config, Mapping) else _read(Path(config))
+    data = dict(config) if isinstance(config, Mapping) else load_data(os.fspath(config))
     known = _machine(machine, data, use)
     each = ranks_per_host or len(known.devices) or RANKS_ON_A_CPU
     return analyze(data, _inventory(model), known, ranks_per_host=each, nodes=nodes, use=use)
@@ -96,13 +95,6 @@ def analyze(
     )
     diagnosed = diagnose(Case(memory=facts))
     return MemoryAnalysis(memory=facts, machine=machine, findings=diagnosed.findings, broken=diagnosed.broken)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    facts = load_config(path)
-    if facts.syntax_error is not None:
-        raise ConfigUnreadable(f"not a ds_config: {path}:{facts.syntax_error.line}: {facts.syntax_error.message}")
-    return dict(facts.data)
 
 
 def _machine(machine: MachineFacts | str | None, config: Mapping[str, Any], use: Use) -> MachineFacts:

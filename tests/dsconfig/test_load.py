@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dsdoctor.dsconfig import ConfigUnreadable, load_config
+from dsdoctor.dsconfig import ConfigUnreadable, load_config, load_data
 from dsdoctor.dsconfig.schema import releases, table_release
 
 TEXT = """{
@@ -129,3 +129,12 @@ def test_arguments_of_hugging_face_only_for_its_trainer():
         "report_to": ["a", "b"],
     }
     assert load_config({}, framework="deepspeed", script_args=args).hf_arguments is None
+
+
+def test_the_data_alone(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"bf16": {"enabled": true}}')
+    assert load_data(path) == {"bf16": {"enabled": True}}
+    path.write_text('{"bf16": 1,\n "fp16" }')
+    with pytest.raises(ConfigUnreadable, match=r"ds_config\.json: line 2, column 9: "):
+        load_data(path)
