@@ -13,7 +13,7 @@ from dsdoctor.runs import extensions
 
 def test_versions_and_accelerators_have_caches_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"torch": "2.13.0+cu130", "deepspeed": "0.19.8"}
-    monkeypatch.setattr(extensions, "_version", versions.__getitem__)
+    monkeypatch.setattr(extensions, "installed", versions.__getitem__)
     python = f"py{sys.version_info.major}.{sys.version_info.minor}"
     expected = extensions.cache_folder(root=tmp_path)
     assert expected.parent == tmp_path / "extensions"
