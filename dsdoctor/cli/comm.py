@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.errors import CannotWork, tell_broken
 from dsdoctor.cli.options import add_output_options, duration, positive
 from dsdoctor.cli.pages import write_page
 from dsdoctor.comm.started import NotComplete, Started, started
@@ -114,8 +114,9 @@ def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: 
 
 def _on_hosts(arguments: argparse.Namespace) -> int:
     """Let the deepspeed launcher start the ranks, and pass on what the one that speaks for them says."""
-    from dsdoctor.comm import hostfile
+    from dsdoctor.comm import on_hosts
     from dsdoctor.report.document import dumps, findings_of
+    from dsdoctor.runs import hostfile
 
     try:
         hostfile.hosts(arguments.hostfile)
@@ -124,8 +125,8 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
     told = [*_passed_on(arguments), "--device", arguments.device]
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         timeout = 3 * arguments.deadline + _START
-        output = hostfile.run(arguments.hostfile, told, folder=Path(name), device=arguments.device, timeout=timeout)
-        document = next(hostfile.documents(output.read_text(encoding="utf-8", errors="replace")), None)
+        output = on_hosts.run(arguments.hostfile, told, folder=Path(name), device=arguments.device, timeout=timeout)
+        document = next(on_hosts.documents(output.read_text(encoding="utf-8", errors="replace")), None)
         if document is None:
             return _read_log(arguments, str(output), failed=True)
     if arguments.json:
@@ -144,6 +145,9 @@ def _read_log(arguments: argparse.Namespace, path: str, *, failed: bool = False)
         analysis = analyze_log(path)
     except Unreadable as error:
         raise CannotWork(str(error)) from None
+    if analysis.logs.silent and not failed:
+        raise CannotWork("; ".join(analysis.logs.unreadable))
+    tell_broken(analysis.broken)
     summary = "the launcher ended without a result" if failed else f"{analysis.logs.lines} lines read"
     return _tell(arguments, analysis.case, analysis.findings, summary=summary, failed=failed)
 
@@ -184,7 +188,10 @@ def _tell(
     from dsdoctor.report.document import document, dumps
 
     facts = case.comm
-    findings = diagnose(case).findings if findings is None else findings
+    if findings is None:
+        diagnosed = diagnose(case)
+        tell_broken(diagnosed.broken)
+        findings = diagnosed.findings
     failed = failed or (facts is not None and not facts.passed)
     code = 1 if failed else exit_code(findings)
     tables = list(comm.lines(facts)) if facts is not None else []

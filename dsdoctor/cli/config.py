@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli import config_new
-from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.errors import CannotWork, tell_broken
 from dsdoctor.cli.options import add_output_options, positive
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def _one(arguments: argparse.Namespace) -> int:
     if fixed is not None and not arguments.diff:
         case = gather(arguments)
     analysis = analyze(case)
-    for broken in analysis.broken:
-        print(f"a rule of dsdoctor itself failed, please report it: {broken}", file=sys.stderr)
+    tell_broken(analysis.broken)
     _show(arguments, analysis, fixed)
     return analysis.exit_code
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dsdoctor.cli.errors import tell_broken
 from dsdoctor.cli.options import add_output_options
 from dsdoctor.finding import Finding, exit_code
 from dsdoctor.machine.facts import Limit, MachineFacts
@@ -30,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     from dsdoctor.report.document import document, dumps
 
     machine = collect(config=None, folder=Path.cwd())
-    findings = diagnose(Case(machine=machine)).findings
+    diagnosed = diagnose(Case(machine=machine))
+    tell_broken(diagnosed.broken)
+    findings = diagnosed.findings
     code = exit_code(findings)
     if arguments.json:
         print(dumps(document("env", exit_code=code, findings=findings, environment=machine.to_dict())))

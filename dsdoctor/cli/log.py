@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.errors import CannotWork, tell_broken
 from dsdoctor.cli.options import add_output_options
 from dsdoctor.cli.pages import write_page
 
@@ -70,6 +70,7 @@ def _follow(arguments: argparse.Namespace) -> int:
 
 def _print(arguments: argparse.Namespace, analysis: LogAnalysis, findings: Sequence[Finding], code: int) -> None:
     """The page where one is wanted, and the document or these findings with what was understood."""
+    tell_broken(analysis.broken)
     if arguments.html:
         from dsdoctor.report import html
 
@@ -88,8 +89,6 @@ def _print(arguments: argparse.Namespace, analysis: LogAnalysis, findings: Seque
     terminal.line(f"\n{_understood(analysis.logs)}", style="dim")
     for text in analysis.logs.unreadable:
         terminal.line(f"not read: {text}", style="yellow")
-    for broken in analysis.broken:
-        terminal.line(f"a rule of dsdoctor itself failed, please report it: {broken}", style="red")
 
 
 def _plot(terminal: Terminal, logs: LogFacts) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.errors import CannotWork, tell_broken
 from dsdoctor.cli.options import add_output_options, count, duration, numbered_folder, positive, readable
 from dsdoctor.cli.pages import write_page
 
@@ -169,6 +169,7 @@ def _use(arguments: argparse.Namespace) -> Use:
 def _show(arguments: argparse.Namespace, analysis: MemoryAnalysis) -> None:
     from dsdoctor.report import html, memory, plots
 
+    tell_broken(analysis.broken)
     if arguments.html:
         from dsdoctor.report.memory_page import sections
 
@@ -185,8 +186,6 @@ def _show(arguments: argparse.Namespace, analysis: MemoryAnalysis) -> None:
     for line in memory.lines(analysis.memory, _understood(arguments), blocks=plots.drawable(sys.stdout.encoding)):
         terminal.line(line.text, style=line.style)
     terminal.findings(analysis.findings)
-    for broken in analysis.broken:
-        terminal.line(f"a rule of dsdoctor itself failed, please report it: {broken}", style="red")
 
 
 def _understood(arguments: argparse.Namespace) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.errors import CannotWork, tell_broken
 from dsdoctor.cli.options import add_job_arguments, job
 from dsdoctor.job import Job
 
@@ -68,6 +68,7 @@ def examine(
         (asked.folder / "report.json").write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         print(f"dsdoctor: the report is not kept in {asked.folder}: {error.strerror}", file=sys.stderr)
+    tell_broken(result.broken_rules)
     if as_json:
         print(text)
     else:

@@ -110,8 +110,6 @@ class Terminal:
         """What comes after the stage lines: findings first, the verdict last, where the eye is."""
         self.findings(result.findings)
         self._first_bad(result)
-        for broken in result.broken_rules:
-            self.line(f"\na rule of dsdoctor itself failed, please report it: {broken}", style="red")
         self._side_effects(result)
         self._legs(result)
         if result.stopped_early:

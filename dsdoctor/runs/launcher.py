@@ -21,6 +21,7 @@ from typing import Literal
 
 import dsdoctor
 from dsdoctor.machine import cgroup
+from dsdoctor.runs import hostfile
 from dsdoctor.runs.spec import RUN_MARKER
 from dsdoctor.runs.trackers import tracker_variables
 
@@ -56,13 +57,11 @@ def world_size(plan: LaunchPlan) -> int:
     if plan.hostfile is None:
         return plan.nproc
     try:
-        text = Path(plan.hostfile).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"hostfile {plan.hostfile}: {error}") from error
-    slots = sum(int(count) for count in re.findall(r"^[^#\s]\S*\s+slots=(\d+)", text, re.MULTILINE))
-    if slots == 0:
-        raise LaunchError(f"hostfile {plan.hostfile}: no line of the form `HOST slots=N`")
-    return slots
+        return sum(hostfile.hosts(plan.hostfile).values())
+    except OSError as error:
+        raise LaunchError(f"hostfile {plan.hostfile}: {error.strerror or error}") from error
+    except hostfile.Malformed as error:
+        raise LaunchError(f"hostfile {error}") from error
 
 
 def command(plan: LaunchPlan, module: str, args: Sequence[str], port: int) -> list[str]:

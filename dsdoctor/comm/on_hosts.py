@@ -18,33 +18,7 @@ from typing import Any
 from dsdoctor.runs.launcher import LaunchPlan, environment
 from dsdoctor.runs.processes import LAUNCHER_OUTPUT, Processes
 
-_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>\d+)\s*")
 _PREFIX = re.compile(r"^[\w.-]+: ?", re.MULTILINE)
-
-
-class Malformed(ValueError):
-    """A hostfile that the deepspeed launcher would not take; the message says where and why."""
-
-
-def hosts(path: str) -> dict[str, int]:
-    """Slots by host, by the grammar of DeepSpeed's launcher: `HOST slots=N`, one a line, `#` for comments.
-
-    Raises Malformed, OSError.
-    """
-    found: dict[str, int] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        text = line.split("#", 1)[0].strip()
-        if not text:
-            continue
-        entry = _LINE.fullmatch(text)
-        if entry is None:
-            raise Malformed(f"{path}:{number}: {text!r} is not of the form HOST slots=N")
-        if entry["host"] in found:
-            raise Malformed(f"{path}:{number}: {entry['host']} is there twice")
-        found[entry["host"]] = int(entry["slots"])
-    if not sum(found.values()):
-        raise Malformed(f"{path}: no slots in it")
-    return found
 
 
 def run(hostfile: str, arguments: Sequence[str], *, folder: Path, device: Any, timeout: float) -> Path:
