@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dsdoctor.runs import engine_state
+from dsdoctor.runs.direct_backward import DirectBackward
 from dsdoctor.runs.facts import EngineFacts, Step
 from dsdoctor.runs.session import RankSession
 from dsdoctor.runs.stopping import StopRule
@@ -62,6 +63,8 @@ class Observer:
         for kind in type(engine).__mro__:
             if "is_gradient_accumulation_boundary" in vars(kind) or "train_batch" in vars(kind):
                 self._wrap_class(kind)
+        with self._session.guard("watch backward passes of the script's own"):
+            DirectBackward(self._session, engine, began=self._gradient_came, ended=self._direct_backward_ended).attach()
         return True
 
     def _wrap_class(self, kind: type) -> None:
@@ -75,16 +78,6 @@ class Observer:
             original = vars(kind).get(name)
             if callable(original):
                 self._session.patch(kind, name, self._wrapper(original, handler))
-        if "_backward_prologue" in vars(kind):  # of recent releases, also where the script calls loss.backward()
-            self._session.patch(kind, "_backward_prologue", self._noticed(vars(kind)["_backward_prologue"]))
-
-    def _noticed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self._backward_began = self._backward_began or engine is self._engine
-            return original(engine, *args, **kwargs)
-
-        return method
 
     def _wrapper(self, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -135,6 +128,21 @@ class Observer:
         self._micro_step_over = True
         self._back_in_script()
         return result
+
+    def _gradient_came(self) -> None:
+        """A backward pass has come to the engine, from `engine.backward` or from one that the script started."""
+        self._backward_began = True
+        if not self._inside:
+            self._enter_micro_step()
+            self._session.trace.enter("backward", self._step, self._micro_step)
+
+    def _direct_backward_ended(self, loss: Any) -> None:
+        if self._inside:
+            return
+        if loss is not None:
+            self._losses.append(loss)
+        self._micro_step_over = True
+        self._back_in_script()
 
     def _engine_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._engine.is_gradient_accumulation_boundary() and not engine_state.owns_boundary(self._engine):

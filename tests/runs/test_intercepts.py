@@ -138,6 +138,40 @@ def test_run_goes_on_until_the_loss_scale_holds(work: Path) -> None:
     assert "OVERFLOW! Rank 0 Skipping step" in result.stdout(), "the log level is raised in the copy"
 
 
+@pytest.mark.parametrize("engine", ["deepspeed", "plain"])
+def test_losses_of_a_script_that_calls_backward_itself(work: Path, engine: str) -> None:
+    """Of its own engine alone: the critic's loss, whose input comes from the engine too, is another model's."""
+    write_script(
+        work,
+        """
+        import deepspeed
+        import torch
+
+        torch.manual_seed(0)
+        model, critic = torch.nn.Linear(8, 1), torch.nn.Linear(1, 1)
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={})
+        for number in range(4):
+            out = engine(torch.randn(4, 8).half()).float()
+            critic(out.detach()).square().mean().backward()
+            loss = out.square().mean()
+            engine.scale(loss).backward()
+            print("loss", loss.item().hex())
+            engine.step()
+        """,
+    )
+    fp16 = {"enabled": True, "initial_scale_power": 4}
+    result = run_child(
+        work, engine=engine, config=config(1, bf16={"enabled": False}, fp16=fp16, gradient_accumulation_steps=2)
+    )
+    assert result.trace.failure is None
+    printed = [float.fromhex(line.split()[1]) for line in result.stdout().splitlines() if line.startswith("loss ")]
+    assert [step.losses for step in result.trace.steps] == [tuple(printed[:2]), tuple(printed[2:])]
+    assert all(step.loss_scale == 16 for step in result.trace.steps), "the losses are those before they were scaled"
+    events = [json.loads(line) for line in (result.folder / "trace-rank0.jsonl").read_text().splitlines()]
+    backward = [(e["step"], e["micro_step"]) for e in events if e["event"] == "enter" and e["phase"] == "backward"]
+    assert backward == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_stop_reaches_a_script_that_catches_everything(work: Path) -> None:
     write_script(
         work,

@@ -142,19 +142,22 @@ class PlainEngine(Queries, nn.Module):
         autocast = self.settings.autocast
         with torch.autocast(self.device.type, autocast) if autocast else nullcontext():
             output = self.module(*inputs, **kwargs)
-        if self.settings.accumulation > 1:
-            self._share_direct_backward(output)
+        self._await_backward(output)
         return output
 
-    def _share_direct_backward(self, output: Any) -> None:
+    def _await_backward(self, output: Any) -> None:
         """A `loss.backward()` of the script's own skips `backward`'s division by the accumulation steps: do it here."""
 
         def share(grad: Tensor) -> Tensor:
+            self._backward_prologue()
             return grad if PlainEngine._backward_runs else grad / self.settings.accumulation
 
         for tensor in torch.utils._pytree.tree_leaves(output):
             if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(share)
+
+    def _backward_prologue(self) -> None:
+        """A gradient has come to what `forward` returned; DeepSpeed's engine has a method of this name for it."""
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **ignored: Any) -> Tensor:
         """Backward of the loss shared over the accumulation steps and scaled; returns the shared, unscaled loss.
