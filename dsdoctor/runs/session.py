@@ -60,6 +60,12 @@ class RankSession:
         """Remember a config that a framework got from us and now fills in ("auto"), to know it again later."""
         self._handed_out.append(_HandedOut(config, copy.deepcopy(config), framework))
 
+    def is_frameworks_copy(self, config: object) -> bool:
+        """Whether a framework's config class is given what the framework made of our config: it keeps copies as dicts,
+        where a script's own config comes before anything was handed out, or as a file.
+        """
+        return isinstance(config, dict) and bool(self._handed_out)
+
     def filled_in_by(self, config: object) -> Framework | None:
         """The framework that got this very object from us; None for any other config."""
         return next((each.framework for each in self._handed_out if each.config is config), None)

@@ -27,7 +27,8 @@ def _replace_config(session: RankSession, module: ModuleType) -> None:
     @functools.wraps(original)
     def init(this: Any, config_file_or_dict: Any) -> None:
         with session.guard("compare the script's config with the given one"):
-            config_notes.say_differences(session, config_file_or_dict)
+            if not session.is_frameworks_copy(config_file_or_dict):
+                config_notes.say_differences(session, config_file_or_dict)
         original(this, _config(session))
         session.hand_out(this.config, _framework(type(this)))
 
