@@ -6,16 +6,18 @@ Nothing is started where that cannot work: the master's name does not resolve, o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.facts import CommFacts, CommRank
 from dsdoctor.comm.merge import merge
 from dsdoctor.comm.order import order_for, read_records
 from dsdoctor.comm.place import port_trouble, resolve
 from dsdoctor.comm.speeds import speeds
+from dsdoctor.comm.ways import Ways
+from dsdoctor.machine import interconnect
 from dsdoctor.runs.launcher import LaunchPlan, world_size
 from dsdoctor.runs.processes import LAUNCHER_OUTPUT, Completed, run_bounded
 
@@ -67,17 +69,24 @@ def _completed(facts: CommFacts, done: Completed, folder: Path) -> CommFacts:
     records = [read_records(folder, rank) for rank in range(facts.world_size)]
     chosen = next((r for own in records for r in own if r["event"] == "chosen"), {})
     ranks = merge(records, done.ranks)
+    ways = Ways(backend=chosen.get("backend", ""), ranks=ranks, gpu_links=_gpu_links(ranks))
     facts = replace(
         facts,
         master_port=done.port,
         device=chosen.get("device", ""),
         backend=chosen.get("backend", ""),
         ranks=ranks,
-        speeds=speeds(records, [rank.host for rank in ranks]),
+        speeds=speeds(records, [rank.host for rank in ranks], ways.between),
         seconds=round(done.seconds, 1),
         timed_out=done.timed_out,
     )
     return facts if facts.passed else replace(facts, output=_tail(folder / LAUNCHER_OUTPUT))
+
+
+def _gpu_links(ranks: Sequence[CommRank]) -> dict[str, interconnect.GpuLinks]:
+    """Of this machine, on which all ranks are that we start; not asked where no two have a GPU."""
+    hosts = {rank.host for rank in ranks if rank.gpu is not None}
+    return {host: interconnect.parse(interconnect.ask()) for host in hosts} if len(ranks) > 1 else {}
 
 
 def _tail(path: Path) -> str:

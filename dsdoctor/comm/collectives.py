@@ -107,7 +107,7 @@ def all_reduce_of(group: Group, elements: int) -> None:
     """A sum of any size, for the sizes of the job: nothing is allocated beyond the tensor and its comparison."""
     tensor = torch.full((elements,), float(group.rank < _EXACT), device=group.device, dtype=group.dtype)
     dist.all_reduce(tensor)
-    _compare_with(tensor, float(min(group.size, _EXACT)), "of the sum")
+    compare_with(tensor, float(min(group.size, _EXACT)), "of the sum")
 
 
 def all_gather_of(group: Group, elements: int) -> None:
@@ -117,7 +117,7 @@ def all_gather_of(group: Group, elements: int) -> None:
     output = torch.zeros(part * group.size, device=group.device, dtype=group.dtype)
     dist.all_gather_into_tensor(output, own)
     for rank in range(group.size):
-        _compare_with(output[rank * part : (rank + 1) * part], float(rank % 120 + 1), f"of the part of rank {rank}")
+        compare_with(output[rank * part : (rank + 1) * part], float(rank % 120 + 1), f"of the part of rank {rank}")
 
 
 def repeated_all_reduce(group: Group) -> None:
@@ -127,7 +127,7 @@ def repeated_all_reduce(group: Group) -> None:
         value = float(number % 4 + 1)
         tensor.fill_(value if group.rank == number % group.size else 0.0)
         dist.all_reduce(tensor)
-        _compare_with(tensor, value, f"of sum {number}, to which rank {number % group.size} contributed")
+        compare_with(tensor, value, f"of sum {number}, to which rank {number % group.size} contributed")
 
 
 def several_groups(group: Group) -> None:
@@ -140,7 +140,7 @@ def several_groups(group: Group) -> None:
         if group.rank in ranks:
             tensor = torch.ones(8, device=group.device, dtype=group.dtype)
             dist.all_reduce(tensor, group=part)
-            _compare_with(tensor, float(min(len(ranks), _EXACT)), f"of the sum over ranks {ranks[0]}, …, {ranks[-1]}")
+            compare_with(tensor, float(min(len(ranks), _EXACT)), f"of the sum over ranks {ranks[0]}, …, {ranks[-1]}")
             dist.destroy_process_group(part)
 
 
@@ -167,7 +167,8 @@ def _block(group: Group, source: int, target: int, elements: int) -> torch.Tenso
     return torch.full((elements,), float((7 * source + target) % 120 + 1), device=group.device, dtype=group.dtype)
 
 
-def _compare_with(found: torch.Tensor, expected: float, what: str) -> None:
+def compare_with(found: torch.Tensor, expected: float, what: str) -> None:
+    """Every element has that one value. Raises WrongValue, whose text says how many `what` have not."""
     wrong = int((found != expected).count_nonzero())
     if wrong:
         first = float(found[int((found != expected).nonzero()[0])])

@@ -34,6 +34,16 @@ class CommStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankGpu:
+    """The GPU that a rank is bound to, and its memory before the rank allocated anything. `uuid` as the driver has it,
+    empty where this torch does not tell it."""
+
+    uuid: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommRank:
     """One rank of the check. `exit_code` is negative for a signal, None where it is not known.
 
@@ -48,6 +58,7 @@ class CommRank:
     pid: int | None = None
     host: str = ""
     device: str = ""
+    gpu: RankGpu | None = None
     exit_code: int | None = None
     ending: Ending = "finished"
     time: float | None = None

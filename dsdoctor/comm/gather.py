@@ -9,6 +9,8 @@ from typing import Any
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
 from dsdoctor.comm.merge import merge
 from dsdoctor.comm.speeds import speeds
+from dsdoctor.comm.ways import Ways
+from dsdoctor.machine.interconnect import parse
 from dsdoctor.runs.attendance import Attendance
 
 
@@ -21,12 +23,14 @@ def facts_of(facts: CommFacts, reports: Mapping[int, Any], *, seconds: float) ->
     hosts = {member.rank: member.host for member in facts.members}
     processes = [_attendance(rank, reports.get(rank), hosts.get(rank, "")) for rank in range(facts.world_size)]
     ranks = tuple(rank if rank.rank in reports else _lost(rank) for rank in merge(records, processes))
+    links = {hosts[rank]: parse(report["gpu_links"]) for rank, report in reports.items() if report.get("gpu_links")}
+    ways = Ways(backend=chosen.get("backend", ""), ranks=ranks, members=facts.members, gpu_links=links)
     found = replace(
         facts,
         device=chosen.get("device", ""),
         backend=chosen.get("backend", ""),
         ranks=ranks,
-        speeds=speeds(records, [rank.host for rank in ranks]),
+        speeds=speeds(records, [rank.host for rank in ranks], ways.between),
         seconds=seconds,
     )
     return found if found.passed else replace(found, output=_output(reports))

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dsdoctor.machine import interconnect
+
 Kind = Literal["loopback", "virtual", "usual"]
 
 _VIRTUAL = re.compile(r"docker|br-|virbr|vmnet|vboxnet|cni|flannel|cali|lxc|podman|tun|tap|tailscale|wg")
@@ -31,6 +33,8 @@ class Interface:
     addresses: tuple[str, ...] = ()
     kind: Kind = "usual"
     forced_by: str = ""
+    speed: float | None = None
+    """Bytes a second, None where the kernel does not know it."""
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -44,7 +48,8 @@ def interfaces() -> tuple[Interface, ...]:
         numeric.sort(key=lambda entry: entry.family != socket.AF_INET)
         addresses = tuple(entry.address.partition("%")[0] for entry in numeric)
         if name in up and addresses:
-            found.append(Interface(name=name, addresses=addresses, kind=kind(name, addresses)))
+            kept = kind(name, addresses)
+            found.append(Interface(name=name, addresses=addresses, kind=kept, speed=interconnect.ethernet(name)))
     return tuple(found)
 
 

@@ -30,6 +30,7 @@ from dsdoctor.comm.members import Member
 from dsdoctor.comm.order import order_for, read_records
 from dsdoctor.comm.place import port_trouble, resolve
 from dsdoctor.comm.started import Started
+from dsdoctor.machine import interconnect
 
 _LINK_SECONDS = 5.0
 _MESSAGE_SECONDS = 5.0
@@ -252,9 +253,12 @@ class _Part:
         meeting.report("report", self._report(state))
 
     def _report(self, state: str) -> dict[str, Any]:
+        records = read_records(self._folder, self._place.rank)
+        measured = {record["event"] for record in records} >= {"bound", "measured"}
         return {
             "pid": self._child.pid,
-            "records": read_records(self._folder, self._place.rank),
+            "records": records,
+            "gpu_links": interconnect.ask() if measured and self._place.leads_node else {},
             "exit_code": self._child.poll(),
             "state": state,
             "told": self._told.time,

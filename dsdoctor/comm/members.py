@@ -6,8 +6,10 @@ differs between the nodes is known even where the ranks never meet.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import socket
 import sys
 from collections import Counter
@@ -17,6 +19,7 @@ from typing import Any
 
 from dsdoctor.comm.interfaces import Interface
 from dsdoctor.comm.started import Started
+from dsdoctor.machine import interconnect
 from dsdoctor.machine.versions import installed_of
 
 _VERSIONS_OF = ("torch", "deepspeed", "transformers", "accelerate", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -28,8 +31,9 @@ class Member:
 
     `interface` is the one that the ranks of its node will use, `port` where a leader of a node listens on it for the
     test of links, `route` the one that the way to the master goes out from. `master` are the addresses that the
-    master's name resolves to there. `config_hash` is empty without a ds_config. `clock` is its clock minus rank
-    0's in seconds, None where it was not heard; good to a tenth.
+    master's name resolves to there. `config_hash` is empty without a ds_config. `ports` are the active ones of its
+    node's InfiniBand or RoCE cards that NCCL may use, in bytes a second. `clock` is its clock minus rank 0's in
+    seconds, None where it was not heard; good to a tenth.
     """
 
     rank: int
@@ -43,6 +47,7 @@ class Member:
     port: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     config_hash: str = ""
+    ports: Mapping[str, float] = field(default_factory=dict)
     clock: float | None = None
 
     @property
@@ -73,8 +78,11 @@ class OddOneOut:
 
 
 def versions() -> dict[str, str]:
-    """Python, the libraries that ranks must have alike, and the driver, without importing any."""
-    found = {"python": ".".join(map(str, sys.version_info[:3])), **installed_of(_VERSIONS_OF)}
+    """Python, the libraries that ranks must have alike, and the driver, without importing any.
+
+    Where torch is imported already, also the CUDA and the NCCL that it was built with.
+    """
+    found = {"python": ".".join(map(str, sys.version_info[:3])), **installed_of(_VERSIONS_OF), **_built_with()}
     driver = _nvidia_driver()
     return found | ({"nvidia driver": driver} if driver else {})
 
@@ -98,6 +106,7 @@ def introduce(place: Started, *, config: Mapping[str, Any], master: tuple[str, .
         master=master,
         versions=versions(),
         config_hash=config_hash(config),
+        ports=interconnect.ports() if os.environ.get("NCCL_IB_DISABLE", "0") in ("", "0") else {},
         **network,
     )
 
@@ -142,6 +151,15 @@ def _odd(what: str, table: Mapping[int, str]) -> OddOneOut | None:
     usual = count.most_common(1)[0][0]
     ranks = tuple(rank for rank in sorted(table) if table[rank] != usual)
     return OddOneOut(what=what, usual=usual, ranks=ranks, values=tuple(table[rank] for rank in ranks))
+
+
+def _built_with() -> dict[str, str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.version.cuda:
+        return {}
+    with contextlib.suppress(Exception):  # a build with CUDA and without NCCL
+        return {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return {"cuda": torch.version.cuda}
 
 
 def _nvidia_driver() -> str:

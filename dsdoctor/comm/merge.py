@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dsdoctor.comm.facts import CommRank, CommStep, Ending, StepStatus
+from dsdoctor.comm.facts import CommRank, CommStep, Ending, RankGpu, StepStatus
 from dsdoctor.comm.order import LAST_STEP
 from dsdoctor.runs.attendance import Attendance
 
@@ -32,11 +32,17 @@ def _rank(rank: int, records: Records, process: Attendance, state: str) -> CommR
         pid=process.pid,
         host=process.host,
         device=chosen.get("device", ""),
+        gpu=_gpu(records),
         exit_code=process.exit_code,
         ending=_ending(records, steps, process, state),
         time=max((record["time"] for record in records), default=None),
         steps=steps,
     )
+
+
+def _gpu(records: Records) -> RankGpu | None:
+    bound = next((record for record in records if record["event"] == "bound"), None)
+    return RankGpu(uuid=bound["uuid"], free_bytes=bound["free"], total_bytes=bound["total"]) if bound else None
 
 
 def _steps(records: Records) -> tuple[CommStep, ...]:

@@ -1,10 +1,10 @@
 """What passes between the parent and the ranks of the communication check: one order in, one record file a rank out.
 
 A record file holds JSON lines, each with `event` and `time` (seconds since the epoch):
-`hello` (rank, pid, host), `chosen` (device, backend), `begin` (step, dtype, elements), `end` (step, dtype, status,
-seconds, text, stack, peers), `measured` (what, bytes, seconds a round), `timeout` (step, dtype, seconds, stack, peers),
-`terminated` (the same, when SIGTERM came). `peers` maps ranks of the same host to the state of their process: a letter
-of `/proc/PID/stat`, or `gone`.
+`hello` (rank, pid, host), `chosen` (device, backend), `bound` (uuid, free, total: the GPU and its bytes),
+`begin` (step, dtype, elements), `end` (step, dtype, status, seconds, text, stack, peers), `measured` (what, bytes,
+seconds a round), `timeout` (step, dtype, seconds, stack, peers), `terminated` (the same, when SIGTERM came). `peers`
+maps ranks of the same host to the state of their process: a letter of `/proc/PID/stat`, or `gone`.
 """
 
 from __future__ import annotations

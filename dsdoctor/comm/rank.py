@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NoReturn
 
 from dsdoctor.comm.order import LAST_STEP, CommOrder
@@ -135,6 +136,9 @@ class Check:
         if self._on_gpu:
             self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self._device)
+            free, total = torch.cuda.mem_get_info(self._device)
+            uuid = str(getattr(torch.cuda.get_device_properties(self._device), "uuid", ""))
+            self._recorder.write("bound", uuid=uuid, free=free, total=total)
         else:
             self._device = torch.device("cpu")
 
@@ -215,14 +219,11 @@ class Check:
     def _write_figures(self, group: Group) -> None:
         from dsdoctor.comm import measuring
 
+        making = measuring.Measuring(group, self._synchronize, limit=self._order.deadline / 3)
         sizes = GPU_BYTES if self._on_gpu else CPU_BYTES
-        for figures in (
-            measuring.collectives(group, sizes, self._synchronize),
-            measuring.pairs(group, self._order.pair_ranks, self._synchronize),
-            iter([measuring.compute(group, self._synchronize)]),
-        ):
-            for what, size, seconds in figures:
-                self._recorder.write("measured", what=what, bytes=size, seconds=seconds)
+        parts = (making.collectives(sizes), making.pairs(self._order.pair_ranks), making.compute())
+        for what, size, seconds in chain.from_iterable(parts):
+            self._recorder.write("measured", what=what, bytes=size, seconds=seconds)
 
     def _group(self, dtype: str) -> Group:
         from dsdoctor.comm import collectives

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsdoctor.machine.interconnect import Way
+
 _SLOW_PAIR = 3.0
+_FAR_BELOW = 5.0
+"""So many times less than its specification a link gives only when it is not the one that is used, or is broken."""
 _SLOW_RANK = 1.5
 _FEWEST = 3
 """Fewer figures of a kind than this have no middle to be compared with."""
@@ -40,11 +44,13 @@ class PairSpeed:
     high: int
     bandwidth: float
     across: bool
+    way: Way | None = None
+    """The link between them and what it should give; None where nothing is known of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """`compute` is seconds of the same product of matrices, by rank."""
+    """`compute` is seconds of the same product of matrices at its best, by rank."""
 
     collectives: tuple[Speed, ...] = ()
     pairs: tuple[PairSpeed, ...] = ()
@@ -61,6 +67,13 @@ class Speeds:
             found += [(pair, middle / pair.bandwidth) for pair in kind if middle > _SLOW_PAIR * pair.bandwidth]
         return tuple(sorted(found, key=lambda one: -one[1]))
 
+    def below_their_links(self) -> tuple[PairSpeed, ...]:
+        """Pairs that get far less than their link should give, the slowest first."""
+        found = [
+            pair for pair in self.pairs if pair.way and pair.way.best and pair.way.best > _FAR_BELOW * pair.bandwidth
+        ]
+        return tuple(sorted(found, key=lambda pair: pair.bandwidth))
+
     def slow_ranks(self) -> tuple[tuple[int, float], ...]:
         """Ranks that compute more slowly than the middle of all, each with how many times; the slowest first."""
         if len(self.compute) < _FEWEST:
@@ -76,8 +89,12 @@ def _median(values: Iterable[float]) -> float:
     return median(values)
 
 
-def speeds(records: Sequence[Iterable[Mapping[str, Any]]], hosts: Sequence[str]) -> Speeds | None:
-    """From the records of all ranks, and the host of each; None where nothing was measured."""
+def speeds(
+    records: Sequence[Iterable[Mapping[str, Any]]],
+    hosts: Sequence[str],
+    between: Callable[[int, int], Way | None] = lambda low, high: None,
+) -> Speeds | None:
+    """From the records of all ranks, the host of each and the way between two; None where nothing was measured."""
     measured = [
         (rank, record["what"], record["bytes"], record["seconds"])
         for rank, own in enumerate(records)
@@ -92,7 +109,11 @@ def speeds(records: Sequence[Iterable[Mapping[str, Any]]], hosts: Sequence[str])
             rounds[what, size] = max(seconds, rounds.get((what, size), 0.0))
     return Speeds(
         collectives=tuple(_speed(what, size, seconds, len(records)) for (what, size), seconds in rounds.items()),
-        pairs=tuple(_pair(what, size / seconds, hosts) for _, what, size, seconds in measured if what[:5] == "pair "),
+        pairs=tuple(
+            _pair(what, size / seconds, hosts, between)
+            for _, what, size, seconds in measured
+            if what.startswith("pair ")
+        ),
         compute={rank: seconds for rank, what, _, seconds in measured if what == "compute"},
     )
 
@@ -102,6 +123,7 @@ def _speed(collective: str, size: int, seconds: float, ranks: int) -> Speed:
     return Speed(collective=collective, bytes=size, seconds=seconds, bus=bus)
 
 
-def _pair(what: str, bandwidth: float, hosts: Sequence[str]) -> PairSpeed:
+def _pair(what: str, bandwidth: float, hosts: Sequence[str], between: Callable[[int, int], Way | None]) -> PairSpeed:
     low, high = map(int, what.removeprefix("pair ").split("-"))
-    return PairSpeed(low=low, high=high, bandwidth=bandwidth, across=hosts[low] != hosts[high])
+    way = between(low, high)
+    return PairSpeed(low=low, high=high, bandwidth=bandwidth, across=hosts[low] != hosts[high], way=way)

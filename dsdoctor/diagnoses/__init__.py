@@ -34,6 +34,7 @@ from dsdoctor.diagnoses import (
     numerics,
     numerics_precision,
     numerics_unseen,
+    occupied_gpu,
     raised,
     rendezvous,
     script,
@@ -95,6 +96,7 @@ ALL: tuple[Diagnosis, ...] = (
     *checkpoint.DIAGNOSES,
     *storage.DIAGNOSES,
     *hardware.DIAGNOSES,
+    *occupied_gpu.DIAGNOSES,
     *speed.DIAGNOSES,
     *slow_links.DIAGNOSES,
 )

@@ -68,6 +68,7 @@ def collect(
         ("disks", lambda: host.disks(work)),
         ("nvme_path", lambda: nvme.folders(config)),
         ("nvidia-smi", nvidia.gpus),
+        ("processes on the GPUs", nvidia.processes),
         ("versions", _versions),
         ("environment variables", lambda: {"environment": variables.select(os.environ)}),
     ]

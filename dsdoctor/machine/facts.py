@@ -26,6 +26,16 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that computes on the GPU with that `uuid`; `used_bytes` is None where the driver does not say it."""
+
+    uuid: str
+    pid: int
+    name: str
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpBuild:
     """A compiled DeepSpeed op that the given config uses.
 
@@ -115,6 +125,8 @@ class MachineFacts:
     backend: str | None = None
     devices: tuple[Device, ...] = ()
     driver_devices: tuple[Device, ...] = ()
+    gpu_processes: tuple[GpuProcess, ...] = ()
+    """Those that were there before any of ours."""
     bf16: bool | None = None
     fp16: bool | None = None
     """Whether DeepSpeed's accelerator takes that precision here."""

@@ -7,9 +7,10 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from dsdoctor.machine.facts import Device
+from dsdoctor.machine.facts import Device, GpuProcess
 
 QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
+PROCESSES = ("gpu_uuid", "pid", "process_name", "used_memory")
 _MIB = 1 << 20
 
 Command = Callable[[list[str], float], tuple[int, str]]
@@ -33,6 +34,36 @@ def gpus(command: Command = run, which: Callable[[str], str | None] = shutil.whi
         raise RuntimeError(f"nvidia-smi ended with {code}: {' '.join(output.split())[:300]}")
     devices, driver = parse(output)
     return {"driver_devices": devices, "versions": {"driver": driver} if driver else {}}
+
+
+def processes(command: Command = run, which: Callable[[str], str | None] = shutil.which) -> dict[str, Any]:
+    """What computes on the GPUs now, whoever started it; nothing without `nvidia-smi`. Raises where it fails."""
+    program = which("nvidia-smi")
+    if program is None:
+        return {}
+    code, output = command(
+        [program, f"--query-compute-apps={','.join(PROCESSES)}", "--format=csv,noheader,nounits"], 20
+    )
+    if code != 0:
+        raise RuntimeError(f"nvidia-smi ended with {code}: {' '.join(output.split())[:300]}")
+    return {"gpu_processes": parse_processes(output)}
+
+
+def parse_processes(output: str) -> tuple[GpuProcess, ...]:
+    """Processes out of the CSV that `PROCESSES` gives; a container sees no memory of others: `[N/A]`.
+
+    >>> parse_processes("GPU-1f, 4711, python, train.py, 512")[0].name
+    'python, train.py'
+    """
+    found = []
+    for line in output.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) >= len(PROCESSES) and cells[1].isdigit():
+            uuid, pid, *name, used = cells
+            found.append(
+                GpuProcess(uuid=uuid.removeprefix("GPU-"), pid=int(pid), name=", ".join(name), used_bytes=_mib(used))
+            )
+    return tuple(found)
 
 
 def parse(output: str) -> tuple[tuple[Device, ...], str]:

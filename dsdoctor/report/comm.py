@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from dsdoctor.comm.facts import CommFacts
-from dsdoctor.comm.members import hosts
+from dsdoctor.comm.interfaces import Interface
+from dsdoctor.comm.members import hosts, odd_ones_out
 from dsdoctor.comm.speeds import Speeds
+from dsdoctor.machine.interconnect import Way
 from dsdoctor.units import rate, seconds, size
 
 _MOST_ROWS = 64
@@ -42,32 +45,70 @@ def sections(facts: CommFacts) -> list[str]:
 def _tables(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
     if facts.members:
         yield "who took part", _members(facts)
+        yield "what they run", _versions(facts)
     if facts.speeds is not None and facts.speeds.collectives:
         yield "time and bus bandwidth of one collective, by bytes", _collectives(facts.speeds)
     if facts.speeds is not None and len(facts.speeds.pairs) > 1:
         yield "pairs of ranks, in GB/s", _pairs(facts.speeds)
+    if facts.speeds is not None and (any(pair.way for pair in facts.speeds.pairs) or len(facts.speeds.pairs) == 1):
+        yield "links, by their specification and as measured between two ranks", _links(facts.speeds)
     if facts.experiments:
         yield "what was tried then", [[one.name, "passes" if one.passed else one.problem] for one in facts.experiments]
 
 
 def _members(facts: CommFacts) -> list[list[str]]:
     compute = facts.speeds.compute if facts.speeds is not None else {}
-    rows = [["rank", "host", "local rank", "interface", "address", "torch", "clock", "compute"]]
-    rows += [
+    gpus = {rank.rank: rank.gpu for rank in facts.ranks if rank.gpu is not None}
+    rows = [
         [
-            str(member.rank),
-            member.host,
-            str(member.local_rank),
-            member.interface.name or "?",
-            member.address or "?",
-            member.versions.get("torch", "none"),
-            f"{member.clock:+.1f} s" if member.clock is not None else "?",
-            _short(compute[member.rank]) if member.rank in compute else "",
+            "rank",
+            "host",
+            "local rank",
+            "interface",
+            "address",
+            "clock",
+            *(["GPU memory free"] if gpus else []),
+            "compute",
         ]
-        for member in facts.members[:_MOST_ROWS]
     ]
+    for member in facts.members[:_MOST_ROWS]:
+        gpu = gpus.get(member.rank)
+        free = [f"{size(gpu.free_bytes)} of {size(gpu.total_bytes)}" if gpu is not None else "?"] if gpus else []
+        rows.append(
+            [
+                str(member.rank),
+                member.host,
+                str(member.local_rank),
+                _interface(member.interface),
+                member.address or "?",
+                f"{member.clock:+.1f} s" if member.clock is not None else "?",
+                *free,
+                _short(compute[member.rank]) if member.rank in compute else "",
+            ]
+        )
     if len(facts.members) > _MOST_ROWS:
-        rows.append(["…", f"{len(facts.members) - _MOST_ROWS} more", "", "", "", "", "", ""])
+        rows.append(["…", f"{len(facts.members) - _MOST_ROWS} more", *[""] * (len(rows[0]) - 2)])
+    return rows
+
+
+def _interface(one: Interface) -> str:
+    return (one.name or "?") + (f" ({one.kind})" if one.kind != "usual" else "")
+
+
+def _versions(facts: CommFacts) -> list[list[str]]:
+    """What most ranks have, and who has something else."""
+    odd = {one.what: one for one in odd_ones_out(facts.members)}
+    first = facts.members[0]
+    names = [*dict.fromkeys(name for member in facts.members for name in member.versions)]
+    usual = {**first.versions, **({"ds_config": first.config_hash} if first.config_hash else {})}
+    rows = []
+    for name in dict.fromkeys([*names, *usual, *odd]):
+        if name in odd:
+            others = Counter(odd[name].values)
+            told = [f"{value} on {count} of {len(facts.members)} ranks" for value, count in others.items()]
+            rows.append([name, odd[name].usual, "; ".join(told)])
+        else:
+            rows.append([name, usual.get(name, "none"), ""])
     return rows
 
 
@@ -86,6 +127,19 @@ def _pairs(speeds: Speeds) -> list[list[str]]:
     for one in ranks:
         figures = [known.get((min(one, other), max(one, other))) for other in ranks]
         rows.append([str(one), *(f"{figure / 1e9:.2f}" if figure is not None else "·" for figure in figures)])
+    return rows
+
+
+def _links(speeds: Speeds) -> list[list[str]]:
+    kinds: dict[tuple[bool, Way | None], list[float]] = {}
+    for pair in speeds.pairs:
+        kinds.setdefault((pair.across, pair.way), []).append(pair.bandwidth)
+    rows = [["where", "link", "should give", "slowest", "fastest"]]
+    for (across, way), measured in kinds.items():
+        name = way.name if way is not None else "not known"
+        best = rate(way.best) if way is not None and way.best else "not known"
+        place = "between nodes" if across else "inside a node"
+        rows.append([place, name, best, rate(min(measured)), rate(max(measured))])
     return rows
 
 

@@ -11,6 +11,8 @@ from dsdoctor.comm.links import Link
 from dsdoctor.comm.meeting import NO_STORE
 from dsdoctor.comm.members import Member
 from dsdoctor.comm.speeds import PairSpeed, Speeds
+from dsdoctor.machine.facts import MachineFacts
+from dsdoctor.machine.interconnect import Way
 from tests.diagnoses.examples import found
 
 ETH = Interface(name="eth0", addresses=("10.0.0.1",))
@@ -46,11 +48,16 @@ def broken(source: int, target: int, error: str = "no answer within 5 s") -> Lin
     return Link(source=source, target=target, address="10.0.0.2", error=error)
 
 
-def pairs(**slow: float) -> Speeds:
-    """Six pairs of 10 GB/s inside a node, with other figures for some: `p01=1e9`."""
+def pairs(way: Way | None = None, *, across: bool = False, **slow: float) -> Speeds:
+    """Six pairs of 10 GB/s, with other figures for some: `p01=1e9`."""
     names = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     figures = {(low, high): slow.get(f"p{low}{high}", 10e9) for low, high in names}
-    return Speeds(pairs=tuple(PairSpeed(low=i, high=k, bandwidth=b, across=False) for (i, k), b in figures.items()))
+    found = (PairSpeed(low=i, high=k, bandwidth=b, across=across, way=way) for (i, k), b in figures.items())
+    return Speeds(pairs=tuple(found))
+
+
+def computes(*seconds: float) -> Speeds:
+    return Speeds(compute=dict(enumerate(seconds)))
 
 
 HEALTHY = nodes()
@@ -91,8 +98,19 @@ ONLY_GLOO = nodes(
         Experiment(name="gloo", variables={}, passed=True),
     ),
 )
-SLOW = nodes(speeds=pairs(p03=1e9))
-UNEVEN = nodes(speeds=pairs(p03=5e9))
+NVLINK = Way(name="NVLink (NV12)", best=300e9)
+SLOW = nodes(speeds=pairs(p03=1e9), backend="nccl")
+SLOW_ACROSS = nodes(speeds=pairs(p03=1e9, across=True), backend="gloo")
+NOT_BY_NVLINK = nodes(speeds=pairs(NVLINK), backend="nccl")  # ten of three hundred, on all pairs alike
+UNEVEN = nodes(speeds=pairs(p03=5e9), backend="nccl")
+UNEVEN_MEMORY = nodes(speeds=pairs(p03=1e9), backend="gloo")
+TCP = nodes(speeds=pairs(Way(name="TCP (eth0)", best=100e9), across=True), backend="gloo")
+HALF_OF_THE_LINK = nodes(speeds=pairs(Way(name="PCIe (PIX)", best=31.5e9)), backend="nccl")
+LINK_NOT_KNOWN = nodes(speeds=pairs(Way(name="PCIe (?)")), backend="nccl")
+THROTTLED = nodes(speeds=computes(1.0, 1.05, 2.1, 0.95), device="cuda")
+EVEN_GPUS = nodes(speeds=computes(1.0, 1.05, 1.4, 0.95), device="cuda")
+TWO_GPUS = nodes(speeds=computes(1.0, 3.0), device="cuda")
+BUSY_CPU = nodes(speeds=computes(1.0, 1.05, 2.1, 0.95), device="cpu")
 
 POSITIVE = {
     "comm/unreachable": [ONE_WAY, BOTH_WAYS, NO_ANSWER],
@@ -104,13 +122,21 @@ POSITIVE = {
     "version/rank-mismatch": [OTHER_TORCH, OTHER_CONFIG],
     "comm/p2p-hang": [CURED_WITHOUT_P2P],
     "comm/ib-error": [CURED_WITHOUT_IB],
-    "comm/slow-link": [SLOW],
+    "comm/slow-link": [SLOW, SLOW_ACROSS, NOT_BY_NVLINK],
+    "comm/slow-rank": [THROTTLED],
 }
 SEVERAL_LAUNCHERS_HERE = nodes({rank: {"local_rank": 0, "host": "here", "master": ("127.0.0.1",)} for rank in range(4)})
 ALL_CASES = [
     HEALTHY,
     SEVERAL_LAUNCHERS_HERE,
     UNEVEN,
+    UNEVEN_MEMORY,
+    TCP,
+    HALF_OF_THE_LINK,
+    LINK_NOT_KNOWN,
+    EVEN_GPUS,
+    TWO_GPUS,
+    BUSY_CPU,
     ONLY_GLOO,
     *(case for cases in POSITIVE.values() for case in cases),
 ]
@@ -146,6 +172,22 @@ def test_the_sentences_name_host_rank_and_variable():
     (slow,) = found(SLOW, "comm/slow-link")
     assert "ranks 0 (node0) and 3 (node1) exchange 1.0 GB/s, 10.0 times less" in slow.cause
     assert slow.severity == "warning"
+    (link,) = found(NOT_BY_NVLINK, "comm/slow-link")
+    assert link.cause == (
+        "ranks 0 (node0) and 1 (node0) exchange 10.0 GB/s, where NVLink (NV12) should give 300.0 GB/s"
+    )
+    (rank,) = found(THROTTLED, "comm/slow-rank")
+    assert "rank 2 (node1) computes 2.0 times more slowly" in rank.cause  # 2.1 against 1.025
+
+
+def test_a_variable_that_switches_a_link_off_is_named():
+    (told,) = found(
+        replace(NOT_BY_NVLINK, machine=MachineFacts(environment={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0"})),
+        "comm/slow-link",
+    )
+    assert [fix.text for fix in told.fixes if "unset" in fix.text] == [
+        "unset NCCL_P2P_DISABLE, which keeps NCCL from a faster way"
+    ]
 
 
 def test_a_healthy_check_has_no_finding_about_nodes():

@@ -9,6 +9,7 @@ NOT_IN_A_LOG = {
     "build/op-unavailable": "the facts of the machine say it",
     "comm/failed-step": "the communication check says it",
     "comm/slow-link": "the communication check measures it",
+    "comm/slow-rank": "the communication check measures it",
     "comm/wrong-value": "the communication check says it",
     "config/deprecated": "the lint of the config says it; DeepSpeed goes on with the old key",
     "config/guilty-key": "the bisection of the config says it",
@@ -20,6 +21,7 @@ NOT_IN_A_LOG = {
     "environment/small-shm": "the facts of the machine say it",
     "hang/stalled-rank": "the stacks of an observed run say it",
     "launch/killed": "the counters of an observed run tell it from a lack of memory",
+    "memory/gpu-occupied": "the driver and the communication check say it",
     "memory/will-not-fit": "the memory model says it",
     "numerics/bad-input": "the detector says it",
     "numerics/gradient-underflow": "the detector measures it",
@@ -29,6 +31,7 @@ NOT_IN_A_LOG = {
     "script/no-engine": "an observed run says it",
     "script/nondeterministic": "a second run of the plain leg says it",
     "script/step-before-backward": "an observed run says it",
+    "speed/out-of-time": "a run that dsdoctor ended says it",
 }
 """The other commands prove these; what proves them does not stand in a log."""
 NOT_ON_A_CPU = {

@@ -54,3 +54,32 @@ def test_asks_for_what_it_parses():
     found = nvidia.gpus(command=command, which=lambda name: f"/usr/bin/{name}")
     assert "--query-gpu=" + ",".join(nvidia.QUERY) in asked
     assert found["versions"] == {"driver": "550.54.15"}
+
+
+# nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv,noheader,nounits
+PROCESSES = """\
+GPU-5d2f0f60-2f5b-7a1c-0e1d-3a1f7b6c9d10, 4711, /usr/bin/python3, 71680
+GPU-5d2f0f60-2f5b-7a1c-0e1d-3a1f7b6c9d10, 4712, [Not Found], [N/A]
+"""
+
+
+def test_processes_on_the_gpus():
+    asked = []
+
+    def command(line: list[str], timeout: float) -> tuple[int, str]:
+        asked.extend(line)
+        return 0, PROCESSES
+
+    known, hidden = nvidia.processes(command, lambda name: name)["gpu_processes"]
+    assert "--query-compute-apps=" + ",".join(nvidia.PROCESSES) in asked
+    assert (known.uuid, known.pid) == ("5d2f0f60-2f5b-7a1c-0e1d-3a1f7b6c9d10", 4711)
+    assert known.used_bytes == 71680 * 1024 * 1024
+    assert hidden.used_bytes is None
+
+
+def test_no_process_and_no_driver():
+    assert nvidia.parse_processes("") == ()
+    assert nvidia.parse_processes("No running processes found\n") == ()
+    assert nvidia.processes(which=lambda name: None) == {}
+    with pytest.raises(RuntimeError, match="ended with 9"):
+        nvidia.processes(lambda line, timeout: (9, "NVIDIA-SMI has failed"), lambda name: name)
