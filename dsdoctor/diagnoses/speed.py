@@ -1,15 +1,18 @@
-"""Steps that take their time outside of forward and backward."""
+"""Work that takes its time: steps outside of forward and backward, and a run that was not done when its time was up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.standing import own_frame, standing, where
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.logs.facts import LogFacts
+from dsdoctor.runs.facts import RankRun, Run
 
 TIMED_STEPS = 3
 """Lines of timers below which they may be the first steps, which are always slow."""
@@ -77,4 +80,60 @@ def _times(logs: LogFacts, name: str) -> list[float]:
     return [point.value for point in series.points] if series is not None else []
 
 
-DIAGNOSES: tuple[Diagnosis, ...] = (OffloadBound(),)
+class OutOfTime(Diagnosis):
+    """The time limit of the run was up while the script was still at work.
+
+    What it is: each run has `--timeout` seconds. Slow training, data that is prepared or downloaded first, and a loop
+    that never comes to its next step all use it up.
+
+    What proves it: dsdoctor ended the run at the limit, and until shortly before a rank had printed something or had
+    begun another forward, backward or step.
+
+    When it could be wrong: what a script prints is taken as a sign of life, since long work mostly prints. A loop that
+    prints for ever (it waits for a file, tries a download again) looks the same: the last lines and the stack tell.
+
+    What to do: read the last line and the place of each rank. Let long preparation end once before, or give the run
+    more time by a longer `--timeout`, or less to do by fewer `--steps`.
+    """
+
+    id = "speed/out-of-time"
+    severity = "warning"
+    title = "the time was up while the script was still at work"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        run = case.run("with-deepspeed")
+        if run is None or run.outcome != "timeout" or standing(case) is not None:
+            return
+        busy = min(
+            (rank for rank in run.ranks if rank.quiet is not None and not rank.completed),
+            key=lambda rank: rank.quiet or 0.0,
+            default=None,
+        )
+        if busy is None:
+            return
+        frame = own_frame(busy)
+        place = f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
+        yield self.finding(
+            cause=f"{_steps_made(run)} in {run.seconds:.0f} s; rank {busy.rank} was still at work{place}",
+            evidence=tuple(_last_sign(run, rank) for rank in run.ranks),
+            confidence=0.9,
+            caveat="Whether it would have come to an end cannot be told from this.",
+            fixes=(
+                Fix(text=f"if it waits{place} for what never comes, mend that; else give it more time (--timeout)"),
+            ),
+        )
+
+
+def _steps_made(run: Run) -> str:
+    made = max(len(rank.steps) for rank in run.ranks)
+    return f"{made} of {run.steps_asked} optimizer steps were made" if made else "no optimizer step was made"
+
+
+def _last_sign(run: Run, rank: RankRun) -> Evidence:
+    seen = where(run, rank)
+    quiet = f"; nothing new for {rank.quiet:.0f} s" if rank.quiet is not None and rank.quiet >= 1 else ""
+    printed = f"; it printed last: {rank.printed}" if rank.printed else ""
+    return replace(seen, text=f"{seen.text}{quiet}{printed}")
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (OffloadBound(), OutOfTime())

@@ -41,15 +41,25 @@ def in_one_round(one: RankRun, other: RankRun) -> bool:
 
 
 def standing(case: Case) -> Run | None:
-    """The run with the given config, if it stood still, or if one rank waited until the others were gone."""
+    """The run with the given config, if it stood still, or if one rank waited until the others were gone.
+
+    A run that its time limit ended stood still only if no rank had given a sign for the stall limit; what prints or
+    trains may only be slow.
+    """
     run = case.run("with-deepspeed")
     if run is None or len(run.ranks) < 1:
         return None
-    if run.outcome in ("hung", "timeout"):
+    if run.outcome == "timeout":
+        return run if all(rank.completed or _silent(rank, run) for rank in run.ranks) else None
+    if run.outcome == "hung":
         return run
     done = [rank.completed for rank in run.ranks]
     orphaned = any(done) and not all(done) and not any(_own_failure(rank) for rank in run.ranks)
     return run if orphaned else None
+
+
+def _silent(rank: RankRun, run: Run) -> bool:
+    return rank.quiet is not None and rank.quiet >= run.stall_limit
 
 
 def _own_failure(rank: RankRun) -> bool:

@@ -168,6 +168,10 @@ class RankRun:
     failure: Failure | None = None
     steps: tuple[Step, ...] = ()
     stack: tuple[Frame, ...] = ()
+    quiet: float | None = None
+    """Seconds for which it had written nothing, to its trace or as output, when a time limit ended the run."""
+    printed: str = ""
+    """The last line that it printed by then."""
     collectives: tuple[Collective, ...] = ()
     """The last ones that it called, in their order, where it was asked for them."""
     misuse: tuple[Misuse, ...] = ()
@@ -225,6 +229,8 @@ class Run:
     """What the kernel's log said of such kills meanwhile, where it may be read."""
     launcher_exit: int | None = None
     steps_asked: int = 0
+    stall_limit: float = 60.0
+    """Seconds without a sign of any rank after which a run counts as hung."""
     loss_scale: LossScaleHistory | None = None
     changed: tuple[str, ...] = ()
     """Dotted ds_config keys in which this run differs from the given config, where it is a proof."""

@@ -38,8 +38,11 @@ class Seen:
     removed: tuple[str, ...]
 
 
-def gather(spec: RunSpec, leg: Leg, expected: int, seen: Seen) -> Run:
-    """The run of `expected` ranks as facts; its first failure and its outcome are judged by `runs.outcome`."""
+def gather(spec: RunSpec, leg: Leg, expected: int, stall: float, seen: Seen) -> Run:
+    """The run of `expected` ranks as facts; its first failure and its outcome are judged by `runs.outcome`.
+
+    `stall` is the limit in seconds after which silence of all ranks would have ended it.
+    """
     folder, ended = Path(spec.folder), seen.ended
     traces = [read_trace(folder, rank) for rank in range(expected)]
     attendance = [read_attendance(folder, rank) for rank in range(expected)]
@@ -47,7 +50,14 @@ def gather(spec: RunSpec, leg: Leg, expected: int, seen: Seen) -> Run:
         outcome.rank_run(trace, each, ended, seen.stacks.get(trace.rank, ()))
         for trace, each in zip(traces, attendance, strict=True)
     ]
-    ranks = [replace(rank, collectives=read_collectives(folder, rank.rank)) for rank in ranks]
+    ranks = [
+        replace(
+            rank,
+            collectives=read_collectives(folder, rank.rank),
+            printed=_printed_last(folder, rank.rank) if rank.quiet is not None else "",
+        )
+        for rank in ranks
+    ]
     first = next(iter(outcome.troubles(ranks, attendance)), None)
     result = outcome.outcome(ranks, traces, first, ended)
     run = _bare(spec, leg, expected)
@@ -64,6 +74,7 @@ def gather(spec: RunSpec, leg: Leg, expected: int, seen: Seen) -> Run:
         oom_kills=max(seen.memory.oom_kills, *(each.oom_kills for each in attendance)),
         kernel_kills=seen.memory.kernel_kills,
         launcher_exit=ended.launcher_exit,
+        stall_limit=stall,
         loss_scale=_loss_scale(leg, traces, ended),
         extra=_extra(seen, traces, attendance, ranks),
     )
@@ -127,6 +138,12 @@ def _last_words(folder: Path) -> str:
 def _last_line(folder: Path, rank: RankRun | None) -> str:
     """What the rank printed last to stderr: argparse and `sys.exit("...")` say there what was wrong."""
     return tail(folder / f"stderr-rank{rank.rank}.txt", lines=1) if rank is not None else ""
+
+
+def _printed_last(folder: Path, rank: int) -> str:
+    """The last line on stdout or stderr, whichever was written to later."""
+    written = [path for name in ("stdout", "stderr") if (path := folder / f"{name}-rank{rank}.txt").exists()]
+    return tail(max(written, key=lambda path: path.stat().st_mtime), lines=1) if written else ""
 
 
 def tail(path: Path, lines: int) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dsdoctor.runs.attendance import Attendance
@@ -30,6 +30,8 @@ class Ended:
     launcher_exit: int | None = None
     limit: float = 0.0
     """Seconds that were up, where a time limit ended it."""
+    quiet: Mapping[int, float] = field(default_factory=dict)
+    """Seconds for which each rank had written nothing by then, where a time limit ended it."""
 
     @property
     def by_us(self) -> bool:
@@ -53,6 +55,7 @@ def rank_run(trace: RankTrace, seen: Attendance, ended: Ended, stack: tuple[Fram
         failure=trace.failure,
         steps=trace.steps,
         stack=stack,
+        quiet=ended.quiet.get(trace.rank),
         misuse=trace.misuse,
         first_bad=trace.first_bad,
         frames_report=trace.frames_report,
@@ -142,11 +145,17 @@ def why(
         return f"rank {first.rank} {_what(first)}{words}"
     if outcome in ("hung", "timeout"):
         waiting = ", ".join(f"rank {rank.rank} {_place(rank)}" for rank in ranks if not rank.completed)
-        what = "no progress of any rank for" if outcome == "hung" else "not done after"
-        return f"{what} {round(ended.limit, 1):g} s: {waiting or 'all ranks were done, the launcher was not'}"
+        limit = f"{round(ended.limit, 1):g} s"
+        what = f"no progress of any rank for {limit}" if outcome == "hung" else f"not done after {limit}{_made(ranks)}"
+        return f"{what}: {waiting or 'all ranks were done, the launcher was not'}"
     if outcome == "exited":
         return f"the launcher ended with exit code {ended.launcher_exit}: {tail}"
     return ""
+
+
+def _made(ranks: Sequence[RankRun]) -> str:
+    steps = max((len(rank.steps) for rank in ranks), default=0)
+    return f", {steps} optimizer step{'s' * (steps > 1)} made" if steps else ", no optimizer step made"
 
 
 def _place(rank: RankRun) -> str:

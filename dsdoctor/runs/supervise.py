@@ -90,7 +90,7 @@ def supervise(
             _clear(folder)
     except (LaunchError, OSError) as error:
         return not_started(spec, plan, leg, str(error))
-    return gather(spec, leg, ranks, seen)
+    return gather(spec, leg, ranks, limits.stall, seen)
 
 
 def _run_once(
@@ -167,7 +167,7 @@ def _watch(
             watch.last_progress = now
         elif reason is not None:
             limit = _patience(watch, limits) if reason == "hung" else limits.timeout
-            return Ended(reason=reason, time=time.time(), limit=limit)
+            return Ended(reason=reason, time=time.time(), limit=limit, quiet=watch.quiet())
         memory.rest(_POLL)
         if memory.exhausted:
             return _out_of_memory(members)

@@ -24,6 +24,7 @@ class _Rank:
     failed: bool = False
     over: bool = False
     steps: int = 0
+    last_sign: float = field(default_factory=time.monotonic)
 
 
 @dataclass(kw_only=True)
@@ -57,6 +58,11 @@ class Watch:
         """Optimizer steps attempted by the rank that is furthest."""
         return max((rank.steps for rank in self._ranks), default=0)
 
+    def quiet(self) -> dict[int, float]:
+        """Seconds since each rank last wrote anything, to its trace or as output."""
+        now = time.monotonic()
+        return {number: now - rank.last_sign for number, rank in enumerate(self._ranks)}
+
     @property
     def outputs(self) -> tuple[Path, ...]:
         """The files with what the ranks print."""
@@ -81,6 +87,7 @@ class Watch:
         rank.over = seen.over
         rank.failed = rank.failed or (seen.exit_code not in (None, 0) and not rank.completed)
         rank.sizes = sizes
+        rank.last_sign = time.monotonic()
         return True
 
     def _new_events(self, trace: Path, rank: _Rank) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsdoctor.blame.compare import PERSISTS, compare, nondeterministic
 from dsdoctor.blame.health import Health, judge
+from dsdoctor.diagnoses.standing import standing
 from dsdoctor.runs.facts import Run
 from dsdoctor.stages.checks import cannot_run, comm_failed, look_at_the_machine
 from dsdoctor.stages.observe import observe
@@ -129,7 +130,8 @@ def _nothing_to_compare(examination: Examination) -> str:
     given = examination.case.run("with-deepspeed")
     if given is None:
         return ""
-    if not judge(given).failed and not any(rank.called_engine for rank in given.ranks):
+    unfinished = given.outcome == "timeout" and standing(examination.case) is None
+    if (unfinished or not judge(given).failed) and not any(rank.called_engine for rank in given.ranks):
         return "the script never handed a model to DeepSpeed, so both runs are the same"
     config = examination.result("config")
     if config is not None and config.status == "failed" and given.outcome == "raised":

@@ -1,5 +1,7 @@
 """Hangs: who waits for whom."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsdoctor.case import Case
@@ -28,6 +30,7 @@ def hung(*ranks, outcome="hung", leg="with-deepspeed", stage=1):
                 seconds=30.0,
                 folder="",
                 world_size=len(ranks),
+                steps_asked=20,
                 facts=EngineFacts(
                     framework="deepspeed", config={}, precision="bf16", zero_stage=stage, optimizer="AdamW"
                 ),
@@ -75,6 +78,16 @@ GATHERS_BRANCH_TOO = RankRun(rank=1, steps=steps(3), last_step=3, last_phase="fo
 IS_BEHIND = RankRun(rank=1, steps=steps(2), last_step=2, last_phase="forward", stack=(HEAD, REDUCE, BARRIER))
 IN_BACKWARD_OF_3 = RankRun(rank=1, steps=steps(3), last_step=3, last_phase="backward", stack=(BRANCH, REDUCE, BARRIER))
 
+
+def quiet(rank, seconds):
+    return replace(rank, quiet=float(seconds), printed="still waiting")
+
+
+def late(*ranks):
+    """A run that was ended by its time limit; after 60 s without a word a rank counts as standing still."""
+    return hung(*ranks, outcome="timeout")
+
+
 POSITIVE = {
     "zero3/branch-hang": [
         hung(GATHERS_BRANCH, GATHERS_HEAD, stage=3),
@@ -86,7 +99,12 @@ POSITIVE = {
         hung(LOST, ENDED, outcome="raised"),
         hung(ENDED_EPOCH, IN_BACKWARD),
     ],
-    "hang/stalled-rank": [hung(WAITS_IN_STEP, SLEEPS), hung(SLEEPS)],
+    "hang/stalled-rank": [hung(WAITS_IN_STEP, SLEEPS), hung(SLEEPS), late(quiet(SLEEPS, 70), quiet(WAITS_IN_STEP, 65))],
+    "speed/out-of-time": [
+        late(quiet(SLEEPS, 0.3)),
+        late(quiet(SLEEPS, 0.3), quiet(WAITS_IN_STEP, 90)),
+        late(quiet(WAITS_IN_STEP, 20), ENDED),
+    ],
 }
 NEGATIVE = {
     "zero3/branch-hang": [
@@ -109,7 +127,18 @@ NEGATIVE = {
         hung(LOST, RAISED, outcome="raised"),
         Case(),
     ],
-    "hang/stalled-rank": [hung(WAITS_IN_STEP, LEFT_LOOP), hung(WAITS_IN_STEP, SLEEPS, outcome="raised"), Case()],
+    "hang/stalled-rank": [
+        hung(WAITS_IN_STEP, LEFT_LOOP),
+        hung(WAITS_IN_STEP, SLEEPS, outcome="raised"),
+        late(quiet(SLEEPS, 0.3), quiet(WAITS_IN_STEP, 90)),
+        Case(),
+    ],
+    "speed/out-of-time": [
+        hung(quiet(SLEEPS, 70)),
+        late(quiet(SLEEPS, 70)),
+        hung(quiet(WAITS_IN_STEP, 0.1), outcome="stopped"),
+        Case(),
+    ],
 }
 
 
@@ -128,6 +157,14 @@ def test_the_stuck_line_is_shown():
     assert "train.py:44" in finding.cause
     assert "time.sleep(3600)" in finding.cause
     assert "rank 1" in finding.cause
+
+
+def test_a_run_that_was_still_at_work_is_told_with_its_last_words():
+    (finding,) = found(late(quiet(SLEEPS, 0.3), quiet(WAITS_IN_STEP, 90)), "speed/out-of-time")
+    assert "rank 1 was still at work at /home/u/train.py:44 in read" in finding.cause
+    assert finding.cause.startswith("8 of 20 optimizer steps were made in 30 s")
+    assert finding.evidence[0].text.endswith("it printed last: still waiting")
+    assert "nothing new for 90 s" in finding.evidence[1].text
 
 
 def test_both_ranks_are_in_the_evidence_of_uneven_batches():

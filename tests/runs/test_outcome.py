@@ -108,7 +108,10 @@ def test_script_that_ends_by_itself_is_finished() -> None:
     assert judge([trace(0, finish_code=0)], [seen(0, 0, 15.0)], LAUNCHER_DONE)[0] == "finished"
 
 
-@pytest.mark.parametrize(("reason", "text"), [("hung", "no progress of any rank for"), ("timeout", "not done after")])
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [("hung", "no progress of any rank for 60 s"), ("timeout", "not done after 60 s, no optimizer step made")],
+)
 def test_ranks_still_there_are_ended_by_us(reason: Reason, text: str) -> None:
     traces = [
         trace(0, last_phase="backward"),
@@ -118,10 +121,12 @@ def test_ranks_still_there_are_ended_by_us(reason: Reason, text: str) -> None:
     ]
     told = [seen(rank, -15, 20.1, told=20.05) for rank in (0, 2, 3)]
 
-    result, why, ranks = judge(traces, [told[0], seen(1, 0, 15.0), *told[1:]], Ended(reason=reason, time=20, limit=60))
+    ended = Ended(reason=reason, time=20, limit=60, quiet={0: 60.5})
+    result, why, ranks = judge(traces, [told[0], seen(1, 0, 15.0), *told[1:]], ended)
 
     assert result == reason
-    assert why == f"{text} 60 s: rank 0 in backward, rank 2 in the script, rank 3 not started"
+    assert why == f"{text}: rank 0 in backward, rank 2 in the script, rank 3 not started"
+    assert [rank.quiet for rank in ranks[:2]] == [60.5, None]
     assert [(rank.exit_code, rank.ended_by_us) for rank in ranks[:2]] == [(None, True), (0, False)]
 
 

@@ -204,6 +204,9 @@ def test_time_limit_holds_for_a_script_that_prints_for_ever(run_script: RunScrip
     run = run_script("import time\nwhile True:\n    print('still here')\n    time.sleep(0.05)\n", timeout=2, stall=2)
     assert run.outcome == "timeout"
     assert all(rank.stack for rank in run.ranks)
+    assert run.why == "not done after 2 s, no optimizer step made: rank 0 in the script, rank 1 in the script"
+    assert all(rank.quiet is not None and rank.quiet < run.stall_limit for rank in run.ranks)
+    assert [rank.printed for rank in run.ranks] == ["still here"] * 2
 
 
 def test_disk_that_the_script_fills(run_script: RunScript, tmp_path: Path) -> None:

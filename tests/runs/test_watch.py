@@ -71,6 +71,15 @@ def test_line_that_is_not_whole_yet_is_read_later(tmp_path: Path) -> None:
     assert watch.steps == 1
 
 
+def test_each_rank_is_quiet_for_as_long_as_it_writes_nothing(tmp_path: Path) -> None:
+    watch = looked(tmp_path)
+    time.sleep(0.05)
+    (tmp_path / "stdout-rank1.txt").write_text("here\n")
+    watch.look()
+    quiet = watch.quiet()
+    assert quiet[0] >= 0.05 > quiet[1]
+
+
 def test_growth_of_trace_or_output_of_any_rank_is_progress(tmp_path: Path) -> None:
     watch = looked(tmp_path)
     for name in ("trace-rank0.jsonl", "stdout-rank1.txt", "stderr-rank0.txt"):
