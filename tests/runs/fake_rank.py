@@ -15,7 +15,7 @@ from pathlib import Path
 from dsdoctor.runs import rank_process
 from dsdoctor.runs.facts import Failure, Step
 from dsdoctor.runs.spec import RunSpec, trace_path
-from dsdoctor.runs.trace import TraceWriter
+from dsdoctor.runs.trace import TraceWriter, read_trace
 
 
 def wait_for_the_others() -> None:
@@ -60,6 +60,8 @@ def do_finish(trace: TraceWriter, folder: Path) -> None:
 
 def do_stop_then_abort(trace: TraceWriter, folder: Path) -> None:
     trace.stop("steps")
+    while not read_trace(folder, 1).stopped:  # the launcher ends the others as soon as one aborts
+        time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGABRT)
 
 
