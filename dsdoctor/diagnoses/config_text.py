@@ -20,7 +20,8 @@ _NO_FILE = (
 
 class Syntax(Diagnosis):
     """The ds_config cannot be read: it is not HJSON (JSON with comments and trailing commas, which DeepSpeed takes),
-    it is empty, it is not UTF-8, or the path that the script passes does not exist.
+    it is empty, it is not UTF-8, it is another file (a model's config.json, TrainingArguments, a config of Accelerate
+    without DeepSpeed, Python), or the path that the script passes does not exist.
 
     What proves it: the file itself, read the way DeepSpeed reads it, with the line and column of the mistake; or
     DeepSpeed's exception. For a path that does not exist DeepSpeed takes the path for base64 and complains about that.
@@ -44,7 +45,7 @@ class Syntax(Diagnosis):
                 cause=described(error),
                 evidence=(at_error(config, error), *exceptions),
                 confidence=1.0,
-                fixes=(Fix(text=f"mend line {error.line} of {config.path}"),),
+                fixes=(Fix(text=error.instead or f"mend line {error.line} of {config.path}"),),
             )
         elif exceptions:
             yield self.finding(

@@ -23,12 +23,16 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSyntaxError:
-    """Why the file cannot be read as a ds_config. `text` is the source line it is about, without its line end."""
+    """Why the file cannot be read as a ds_config. `text` is the source line it is about, without its line end.
+
+    `instead` says what to do where it is not to mend that line.
+    """
 
     message: str
     line: int
     column: int
     text: str = ""
+    instead: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

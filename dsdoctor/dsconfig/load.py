@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsdoctor.dsconfig import accelerate, reader, yaml_text
+from dsdoctor.dsconfig import accelerate, mistaken, reader, yaml_text
 from dsdoctor.dsconfig.facts import ConfigFacts, ConfigSyntaxError, DuplicateKey, Framework, Position
 from dsdoctor.dsconfig.hf_arguments import parse
 from dsdoctor.dsconfig.schema import table_release
@@ -22,7 +22,15 @@ from dsdoctor.dsconfig.yaml_text import YamlUnreadable
 _LARGEST = 16 * 2**20
 """Bytes; no ds_config is that large, and reading model weights as text would take for ever."""
 _BLANK = "\ufeff \t\r\n"
+_GIVE_ONE = "give the ds_config"
+_WRITE_ONE = "write a ds_config; --new does"
 _NO_OBJECT = "a ds_config is an object, this file holds "
+_OTHERS = {
+    ".py": ("Python", "write the dict to a file with json.dump, and give that"),
+    ".sh": ("a shell script", "give the file that it passes to DeepSpeed"),
+    ".toml": ("TOML", "write it as JSON"),
+}
+"""Files whose suffix says what they are, and what to do instead."""
 GIVEN_AS_DICT = "<dict>"
 """`ConfigFacts.path` of a config that came as a dict."""
 
@@ -133,7 +141,10 @@ def _read_file(path: Path) -> _Text:
     if path.suffix.lower() in (".yaml", ".yml"):
         return _read_yaml(path, text)
     read = parse_text(text)
-    return _converted(read, read.data) or read
+    if read.syntax_error is not None and path.suffix.lower() in _OTHERS:
+        what, instead = _OTHERS[path.suffix.lower()]
+        return _no_ds_config(text, f"this is {what}; a ds_config is JSON", instead)
+    return _converted(read, read.data) or _given_by_mistake(text, read.data) or read
 
 
 def _read_yaml(path: Path, text: str) -> _Text:
@@ -147,9 +158,21 @@ def _read_yaml(path: Path, text: str) -> _Text:
     converted = _converted(_Text(lines=lines, positions=places), data)
     if converted is not None:
         return converted
-    begins = next((number for number, line in enumerate(lines) if line.strip()), 0)
-    offset = sum(len(line) + 1 for line in text.split("\n")[:begins])
-    return _Text(lines=lines, syntax_error=_error_at(text, offset, "this is YAML; a ds_config is JSON"))
+    return _given_by_mistake(text, data) or _no_ds_config(text, "this is YAML; a ds_config is JSON", "write it as JSON")
+
+
+def _given_by_mistake(text: str, data: Any) -> _Text | None:
+    """Another file than a ds_config, told by its keys; None for anything else."""
+    found = mistaken.told(data)
+    return _no_ds_config(text, found.what, found.instead) if found is not None else None
+
+
+def _no_ds_config(text: str, message: str, instead: str) -> _Text:
+    """A file that is no ds_config as a whole, pointed at by its first line that is not blank."""
+    lines = tuple(line.rstrip("\r") for line in text.split("\n"))
+    begin = len(text) - len(text.lstrip(_BLANK))
+    offset = text.rfind("\n", 0, begin) + 1 if begin < len(text) else 0
+    return _Text(lines=lines, syntax_error=replace(_error_at(text, offset, message), instead=instead))
 
 
 def _converted(text: _Text, data: Any) -> _Text | None:
@@ -158,7 +181,10 @@ def _converted(text: _Text, data: Any) -> _Text | None:
     if plugin is None:
         return None
     if plugin.config_file is not None:
-        return replace(_read_file(Path(plugin.config_file)), plugin=plugin)
+        try:
+            return replace(_read_file(Path(plugin.config_file)), plugin=plugin)
+        except ConfigUnreadable as error:
+            raise ConfigUnreadable(f"{error}, named by the config of Accelerate") from None
     places = {key: text.positions[name] for key, name in plugin.names.items() if name in text.positions}
     return _Text(data=dict(plugin.config), lines=text.lines, positions=places, plugin=plugin)
 
@@ -168,14 +194,15 @@ def parse_text(text: str) -> _Text:
     lines = tuple(line.rstrip("\r") for line in text.split("\n"))
     begin = len(text) - len(text.lstrip(_BLANK))
     if text[begin : begin + 1] == "[":  # told by its first character: a list can be as long as a data set
-        return _Text(lines=lines, syntax_error=_error_at(text, begin, _NO_OBJECT + "a list"))
+        return _no_ds_config(text, _NO_OBJECT + "a list", _GIVE_ONE)
     try:
         reading = reader.read(text)
     except reader.HjsonError as error:
-        message = "the file is empty" if begin == len(text) else error.message
-        return _Text(lines=lines, syntax_error=_error_at(text, error.offset, message))
+        if begin == len(text):
+            return _no_ds_config(text, "the file is empty", _WRITE_ONE)
+        return _Text(lines=lines, syntax_error=_error_at(text, error.offset, error.message))
     if not isinstance(reading.value, dict):
-        return _Text(lines=lines, syntax_error=_error_at(text, 0, _NO_OBJECT + _name_of(reading.value)))
+        return _no_ds_config(text, _NO_OBJECT + _name_of(reading.value), _GIVE_ONE)
     place = _Places(text)
     return _Text(
         data=reading.value,
@@ -222,12 +249,15 @@ def _not_utf8(raw: bytes, error: UnicodeDecodeError) -> ConfigSyntaxError:
     before = raw[: error.start]
     line = before.count(b"\n") + 1
     column = error.start - (before.rfind(b"\n") + 1) + 1
+    instead = None
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         message = "the file is UTF-16; save it as UTF-8"
+    elif b"\0" in raw:
+        message, instead = "this is no text file; a ds_config is JSON", _GIVE_ONE
     else:
         message = f"byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8"
     shown = raw.split(b"\n")[line - 1].decode("utf-8", errors="replace").rstrip("\r")
-    return ConfigSyntaxError(message=message, line=line, column=column, text=shown)
+    return ConfigSyntaxError(message=message, line=line, column=column, text=shown, instead=instead)
 
 
 def _name_of(value: Any) -> str:
