@@ -120,18 +120,17 @@ class _Editor:
                 if not self.text[before:start].strip(" \t,"):
                     start = before
                 elif name == gone[-1]:
-                    self.drop_comma_after(_join(section, stays[-1]))
+                    self.drop_comma_after(section, stays[-1])
             self.edits.append(self.whole_line(start, end))
 
-    def drop_comma_after(self, path: str) -> None:
-        end = self.reading.values[path][1]
+    def drop_comma_after(self, section: str, name: str) -> None:
+        end = self.reading.values[_join(section, name)][1]
         comma = _COMMA.match(self.text, end)
-        if comma is not None and not self.keeps_trailing_comma(path):
+        if comma is not None and not self.keeps_trailing_comma(section):
             self.edits.append(_Edit(start=end, end=comma.end(), text=""))
 
-    def keeps_trailing_comma(self, path: str) -> bool:
+    def keeps_trailing_comma(self, section: str) -> bool:
         """The object's last key has a comma after it already; then the new last key may have one too."""
-        section = path.rpartition(".")[0]
         start, end = self.reading.values[section]
         return re.search(r",\s*\}?\s*\Z", self.text[start:end]) is not None
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dsdoctor.case import Case
@@ -42,6 +42,7 @@ def case(text, framework):
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
 @given(configs | values, st.sampled_from([None, 2]), st.sampled_from([None, "deepspeed", "transformers"]))
+@example({"activation_checkpointing": {".": None, "allgather_bucket_size": None}}, 2, None)
 def test_any_json(value, indent, framework):
     text = json.dumps(value, indent=indent)
     job = case(text, framework)
