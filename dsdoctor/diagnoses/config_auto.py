@@ -22,6 +22,7 @@ _ZERO = "zero_optimization"
 _BOTH = (
     *batch.KEYS,
     "gradient_clipping",
+    "steps_per_print",
     "fp16.enabled",
     "bf16.enabled",
     f"{_ZERO}.stage",
@@ -44,7 +45,7 @@ _RESOLVED = {
     "accelerate": frozenset(_BOTH),
     "transformers": frozenset((*_BOTH, "optimizer.params.betas", "optimizer.params.eps")),
 }
-"""What `accelerate.utils.DeepSpeedPlugin` and `transformers.integrations.deepspeed` fill in."""
+"""What `accelerate.utils.DeepSpeedPlugin` and `transformers.integrations.deepspeed` fill in, or write themselves."""
 
 _STRING_ARITHMETIC = r"not supported between instances of .*'str'|unsupported operand type\(s\) for .*'str'"
 _NOT_IN_KWARGS = r"`([\w.]+)` not found in kwargs\. Please specify `[\w.]+` without `auto`"

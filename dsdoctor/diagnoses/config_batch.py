@@ -23,6 +23,7 @@ _OTHERS = (
     r"(?:Train batch size|Micro batch size per gpu|Gradient accumulation steps): -?[\d.]+ has to be greater than 0"
     r"|Either train_batch_size or (?:train_)?micro_batch(?:_size)?_per_gpu needs to be provided"
 )
+_GIVE_MICRO = Fix(text=f"give {batch.MICRO}, and leave {batch.TRAIN} to DeepSpeed")
 _HF_NAMES = {batch.MICRO: "per_device_train_batch_size", batch.STEPS: "gradient_accumulation_steps"}
 
 
@@ -37,6 +38,17 @@ class _Given:
 
     def triples(self) -> tuple[batch.BatchTriple, ...]:
         return batch.nearest_triples(self.train, self.micro, self.steps, self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """What is wrong with the sizes, the keys that it shows in, and what ends it. `world` says for how many ranks."""
+
+    cause: str
+    keys: tuple[str, ...]
+    fixes: tuple[Fix, ...]
+    caveat: str | None = None
+    world: str | None = None
 
 
 class BatchSize(Diagnosis):
@@ -59,26 +71,28 @@ class BatchSize(Diagnosis):
     title = "the batch sizes do not multiply up"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        config = case.config
         exceptions = list(matching(case, _PRODUCT))
         if exceptions:
             failure, match = exceptions[0]
             train, micro, steps, ranks = (int(float(number)) for number in match.groups())
             given = _Given(train=train, micro=micro, steps=steps, ranks=max(ranks, 1))
-            yield self._finding(case, given, f"{train} is not {micro} x {steps} x {ranks}", (raised(failure),))
+            problem = _product(f"{train} is not {micro} x {steps} x {ranks}", given, config)
+            yield self._finding(config, problem, (raised(failure),), confidence=1.0)
             return
         others = tuple(raised(failure) for failure, _ in matching(case, _OTHERS))
-        if case.config is not None and _is_elastic(case.config):
-            yield from self._elastic(case.config)
+        if config is not None and _is_elastic(config):
+            yield from self._elastic(config)
             return
-        lint = _lint(case.config, _stages(case)) if case.config is not None else None
-        if lint is not None:
-            yield self._finding(case, lint[0], lint[1], others)
+        found = _lint(config, _stages(case)) if config is not None else None
+        if found is not None:
+            yield self._finding(config, found, others, confidence=1.0 if others else 0.95)
         elif others:
             yield self.finding(
                 cause=others[0].text.partition(": ")[2],
                 evidence=others,
                 confidence=0.95,
-                fixes=(Fix(text=f"give {batch.MICRO}, and leave {batch.TRAIN} to DeepSpeed"),),
+                fixes=(_GIVE_MICRO,),
                 keys=batch.KEYS,
             )
 
@@ -108,17 +122,18 @@ class BatchSize(Diagnosis):
                 keys=("elasticity",),
             )
 
-    def _finding(self, case: Case, given: _Given, cause: str, exceptions: tuple[Evidence, ...]) -> Finding:
-        config = case.config
-        written = [key for key in batch.KEYS if config is not None and config.has(key)] or [batch.MICRO]
-        evidence = [at_key(config, key) for key in written if config is not None]
+    def _finding(
+        self, config: ConfigFacts | None, problem: _Problem, exceptions: tuple[Evidence, ...], *, confidence: float
+    ) -> Finding:
+        written = [key for key in problem.keys if config is not None and config.has(key)] or [batch.MICRO]
+        world = (Evidence(source="world", text=problem.world),) if problem.world is not None else ()
         return self.finding(
-            cause=cause,
-            evidence=(*exceptions, *evidence, Evidence(source="world", text=f"{given.ranks} data-parallel ranks")),
-            confidence=1.0 if exceptions else 0.95,
-            caveat=_caveat(case, given),
-            fixes=_fixes(given),
-            keys=batch.KEYS,
+            cause=problem.cause,
+            evidence=(*exceptions, *(at_key(config, key) for key in written if config is not None), *world),
+            confidence=confidence,
+            caveat=problem.caveat,
+            fixes=problem.fixes,
+            keys=problem.keys,
         )
 
 
@@ -135,27 +150,50 @@ def _stages(case: Case) -> int:
     return next((number for number in given if isinstance(number, int) and number > 0), 1)
 
 
-def _lint(config: ConfigFacts, stages: int) -> tuple[_Given, str] | None:
+def _lint(config: ConfigFacts, stages: int) -> _Problem | None:
     """What is wrong with the config for its world size, None where nothing is or nothing can be told."""
     if config.syntax_error is not None or not config.data:
         return None
+    below = next((key for key in batch.KEYS if batch.is_too_small(config.value(key))), None)
+    if below is not None:
+        cause = f"{below} is {config.value(below)}; it has to be more than 0"
+        return _Problem(cause=cause, keys=(below,), fixes=(Fix(text=f"drop {below}, or give a whole number above 0"),))
     sizes = _sizes(config)
-    if sizes is None:
-        return None
     if config.world_size is None:
-        return _for_any_world(sizes)
+        return _for_any_world(sizes, config) if sizes is not None else None
     grid = parallel.grid(config.data, config.world_size, release=config.release, stages=stages)
     if grid.problem is not None:
-        given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=1)
-        return given, grid.problem
-    problems = [_for_ranks(sizes, ranks) for ranks in grid.ranks]
+        return _Problem(
+            cause=grid.problem,
+            keys=tuple(key for key in parallel.KEYS if config.has(key)),
+            fixes=(Fix(text="start a number of ranks that the sizes divide, or give other sizes"),),
+            world=f"{config.world_size} ranks",
+        )
+    problems = [_for_ranks(sizes, ranks, config) for ranks in grid.ranks] if sizes is not None else [None]
     return None if None in problems else problems[0]
 
 
-def _for_ranks(sizes: Mapping[str, float | None], ranks: int) -> tuple[_Given, str] | None:
+def _for_ranks(sizes: Mapping[str, float | None], ranks: int, config: ConfigFacts) -> _Problem | None:
     given = _Given(train=sizes[batch.TRAIN], micro=sizes[batch.MICRO], steps=sizes[batch.STEPS], ranks=ranks)
     triangle = batch.complete(given.train, given.micro, given.steps, ranks)
-    return (given, triangle.problem) if triangle.problem else None
+    return _product(triangle.problem, given, config) if triangle.problem else None
+
+
+def _product(cause: str, given: _Given, config: ConfigFacts | None) -> _Problem:
+    fixes = tuple(
+        Fix(
+            text=f"{batch.TRAIN} {t.train} = {t.micro} (micro batch) x {t.steps} (accumulation) x {given.ranks} ranks",
+            patch=t.patch(),
+        )
+        for t in given.triples()[:4]
+    )
+    return _Problem(
+        cause=cause,
+        keys=batch.KEYS,
+        fixes=fixes or (_GIVE_MICRO,),
+        caveat=_caveat(given, config),
+        world=f"{given.ranks} data-parallel ranks",
+    )
 
 
 def _sizes(config: ConfigFacts) -> dict[str, float | None] | None:
@@ -182,20 +220,27 @@ def _filled_in(config: ConfigFacts, key: str, value: Any) -> Any:
     return None if value == "auto" else value
 
 
-def _for_any_world(sizes: Mapping[str, float | None]) -> tuple[_Given, str] | None:
+def _for_any_world(sizes: Mapping[str, float | None], config: ConfigFacts) -> _Problem | None:
     """What no number of ranks can satisfy."""
     train, micro, steps = (sizes[key] for key in batch.KEYS)
     if train is None and micro is None:
-        return _Given(train=None, micro=None, steps=steps, ranks=1), f"neither {batch.TRAIN} nor {batch.MICRO} is given"
+        cause = f"neither {batch.TRAIN} nor {batch.MICRO} is given"
+        return _Problem(cause=cause, keys=batch.KEYS, fixes=(_GIVE_MICRO,), caveat=_lightning(config))
     unit = (micro or 1) * (steps or 1)
-    if train is not None and unit > 0 and (train <= 0 or train % unit):
-        given = _Given(train=train, micro=micro, steps=steps, ranks=1)
-        return given, f"{batch.TRAIN} {train} is no multiple of {unit}, whatever the number of ranks"
-    return None
+    if train is None or train % unit == 0:
+        return None
+    left = batch.TRAIN if micro is not None else batch.STEPS
+    return _Problem(
+        cause=f"{batch.TRAIN} {train} is no multiple of {unit}, whatever the number of ranks",
+        keys=batch.KEYS,
+        fixes=(Fix(text=f"leave {left} to DeepSpeed, or give sizes that multiply up", patch={left: None}),),
+    )
 
 
-def _caveat(case: Case, given: _Given) -> str | None:
-    world = case.config.world_size if case.config is not None else None
+def _caveat(given: _Given, config: ConfigFacts | None) -> str | None:
+    world = config.world_size if config is not None else None
+    if given.train is None and given.micro is None:
+        return _lightning(config)
     if given.ranks == 1 and world is not None and world > 1:
         return (
             f"DeepSpeed saw 1 rank where {world} were started: the config was read before the process group was up, "
@@ -208,15 +253,10 @@ def _caveat(case: Case, given: _Given) -> str | None:
     return "A model-parallel unit or pipeline stages that the script passes lower the number of data-parallel ranks."
 
 
-def _fixes(given: _Given) -> tuple[Fix, ...]:
-    triples = given.triples()[:4]
-    return tuple(
-        Fix(
-            text=f"{batch.TRAIN} {t.train} = {t.micro} (micro batch) x {t.steps} (accumulation) x {given.ranks} ranks",
-            patch=t.patch(),
-        )
-        for t in triples
-    ) or (Fix(text=f"give {batch.MICRO}, and leave {batch.TRAIN} to DeepSpeed"),)
+def _lightning(config: ConfigFacts | None) -> str | None:
+    """Who may yet give the sizes that are missing."""
+    unknown = config is not None and config.framework is None
+    return "Lightning's strategy fills the micro batch in where the config has none." if unknown else None
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (BatchSize(),)

@@ -8,6 +8,8 @@ from dsdoctor.scripts.facts import Call, ScriptFacts
 
 _ZERO = "zero_optimization"
 _OLD_KEYS = ("cpu_offload", "cpu_offload_param", "stage3_gather_fp16_weights_on_model_save")
+ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
+"""Optimizers of releases before 0.19.7 that compress their own communication."""
 
 
 def _both_spellings(config: Effective) -> bool:
@@ -41,6 +43,10 @@ def _muon_scatters(config: Effective) -> bool:
 def _muon_offloads(config: Effective) -> bool:
     scatters = config.get(f"{_ZERO}.reduce_scatter") is True
     return config.optimizer == "muon" and config.stage in (1, 2) and scatters and config.offload("optimizer") != "none"
+
+
+def _one_bit(config: Effective) -> bool:
+    return config.stage > 0 and config.optimizer in ONE_BIT and config.optimizer in config.schema.optimizer_names
 
 
 def _odd_bucket(config: Effective) -> bool:
@@ -149,6 +155,14 @@ CONFLICTS: tuple[Conflict, ...] = (
         message="Muon with reduce scatter does not support optimizer offload",
         since="0.19.3",
         until="0.19.6",
+    ),
+    Conflict(
+        keys=("optimizer.type", f"{_ZERO}.stage"),
+        holds=_one_bit,
+        cause="the 1-bit optimizers reduce the gradients themselves, compressed, and do not work with ZeRO",
+        fix="use stage 0 with them, or AdamW with ZeRO",
+        patch={_ZERO: {"stage": 0}},
+        message=r"(?:1bit-Adam|0/1 Adam|1bit-Lamb) is not compatible with ZeRO",
     ),
     Conflict(
         keys=(f"{_ZERO}.allgather_bucket_size",),

@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsdoctor.case import Case
+from dsdoctor.diagnoses import config_elsewhere
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import as_json, at_key, matching, raised
-from dsdoctor.diagnoses.config_params import UnknownParam, optimizer_class, unknown_params, unknown_type
+from dsdoctor.diagnoses.config_params import (
+    UnknownParam,
+    optimizer_class,
+    scheduler_class,
+    unknown_params,
+    unknown_type,
+)
 from dsdoctor.dsconfig import keys, patch
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
+from dsdoctor.dsconfig.letters import unusual
 from dsdoctor.dsconfig.release import version_key
 from dsdoctor.dsconfig.schema import Key, Schema, Section, nearest, releases_with, schema_for
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
@@ -139,24 +147,21 @@ class UnknownKey(Diagnosis):
             yield self._from_exception(key, evidence)
 
     def _unknown(self, config: ConfigFacts, schema: Schema, entry: Entry, exception: Evidence | None) -> Finding:
-        section, name = entry.section_path, entry.name
-        meant = nearest(name, _names_for(entry))
-        if meant and config.has(f"{section}.{meant}".lstrip(".")):  # it stands there already
-            meant = None
-        home = _home(name, section, schema) or _home_in_params(config, name, section)
-        if home is not None and config.has(f"{home}.{name}".lstrip(".")):
-            home = None
+        target = _target(config, schema, entry)
+        instead = config_elsewhere.instead(entry.path, entry.value)
         dotted = "." in entry.name
         known_in = releases_with(entry.path) if not dotted else ()
-        nested = dotted and not section and schema.key(entry.path) is not None
-        severity: Severity = "warning" if meant or home or nested or _newer(known_in, schema) else "info"
+        nested = dotted and not entry.section_path and schema.key(entry.path) is not None
+        severity: Severity = "warning" if target or instead or nested or _newer(known_in, schema) else "info"
         refused = entry.section.forbids and entry.value != "auto"  # "auto" is taken out before the keys are looked at
         if refused:
             severity = "error"
         reaction = "refuses it" if refused else "ignores it without a word"
-        cause = f"DeepSpeed {schema.release} does not know {entry.path or as_json(entry.name)} and {reaction}"
+        cause = f"DeepSpeed {schema.release} does not know {_shown(entry, target)} and {reaction}"
         if known_in:
             cause += f"; releases {known_in[0]} to {known_in[-1]} know it"
+        if instead:
+            cause += f"; {instead}"
         if dotted:
             cause += "; a name with dots is one key, DeepSpeed reads objects in objects"
         return self.finding(
@@ -165,7 +170,7 @@ class UnknownKey(Diagnosis):
             evidence=(*([exception] if exception else []), at_key(config, entry.path)),
             confidence=0.98 if entry.section.forbids else 0.9,
             caveat=None if entry.section.forbids else "The script may read this key for itself.",
-            fixes=_rename(entry, section, meant, home) if not dotted else (Fix(text="write objects in objects"),),
+            fixes=_rename(entry, target) if not dotted else (Fix(text="write objects in objects"),),
             keys=(entry.path,),
         )
 
@@ -251,24 +256,44 @@ def _home(name: str, section: str, schema: Schema) -> str | None:
 
 
 def _home_in_params(config: ConfigFacts, name: str, section: str) -> str | None:
-    """`optimizer.params` for a key of the top level that the config's optimizer takes there."""
-    optimizer = optimizer_class(Effective.of(config)) if not section else None
-    return "optimizer.params" if optimizer is not None and name in optimizer.params else None
+    """`optimizer.params` or `scheduler.params` for a key outside of it that the config's class takes there."""
+    effective = Effective.of(config)
+    for owner, signature in (("optimizer", optimizer_class(effective)), ("scheduler", scheduler_class(effective))):
+        if section in ("", owner) and signature is not None and name in signature.params:
+            return f"{owner}.params"
+    return None
+
+
+def _target(config: ConfigFacts, schema: Schema, entry: Entry) -> str | None:
+    """The dotted key that is most likely meant by an unknown one; None where none is, or where it stands there too."""
+    section, name = entry.section_path, entry.name
+    meant = nearest(name, _names_for(entry))
+    home = _home(name, section, schema) or _home_in_params(config, name, section)
+    targets = (
+        f"{section}.{meant}".lstrip(".") if meant else None,
+        config_elsewhere.target(entry.path, entry.value, schema),
+        f"{home}.{name}".lstrip(".") if home is not None else None,
+    )
+    return next((target for target in targets if target is not None and not config.has(target)), None)
 
 
 def _newer(known_in: tuple[str, ...], schema: Schema) -> bool:
     return bool(known_in) and version_key(known_in[0]) > version_key(schema.release)
 
 
-def _rename(entry: Entry, section: str, meant: str | None, home: str | None) -> tuple[Fix, ...]:
-    target = f"{section}.{meant}".lstrip(".") if meant else None
-    if target is None and home is not None:
-        target = f"{home}.{entry.path.rpartition('.')[2]}".lstrip(".")
+def _shown(entry: Entry, target: str | None) -> str:
+    """The key; with what cannot be seen of it, where that is why it is not the known one."""
+    hidden = unusual(entry.name) if target is not None else None
+    return f"{as_json(entry.path)} ({hidden})" if hidden else entry.path or as_json(entry.name)
+
+
+def _rename(entry: Entry, target: str | None) -> tuple[Fix, ...]:
     dropped = keys.as_patch(entry.path, None)
     if target is None:
         return (Fix(text=f"drop {entry.path}, or move it out of the ds_config", patch=dropped),)
     moved = patch.combine(dropped, keys.as_patch(target, entry.value))
-    return (Fix(text=f"write {target}", patch=moved, safe=entry.section.forbids and meant is not None),)
+    misspelled = target.rpartition(".")[0] == entry.section_path
+    return (Fix(text=f"write {target}", patch=moved, safe=entry.section.forbids and misspelled),)
 
 
 def was_removed(path: str, schema: Schema) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.config_conflict_zero import ONE_BIT
 from dsdoctor.diagnoses.config_evidence import at_key, matching, raised
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.facts import ConfigFacts
@@ -65,7 +66,7 @@ def _untested(config: ConfigFacts) -> str | None:
     if effective.stage == 0 or not isinstance(name, str) or effective.get("zero_allow_untested_optimizer"):
         return None
     built_by_deepspeed = name.lower() in effective.schema.optimizer_names
-    if name.lower() in _SUPPORTED or not (built_by_deepspeed or name in effective.schema.torch_optimizers):
+    if name.lower() in (*_SUPPORTED, *ONE_BIT) or not (built_by_deepspeed or name in effective.schema.torch_optimizers):
         return None
     return name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.config_evidence import as_json, at_error, at_key, described, matching, raised
 from dsdoctor.diagnoses.config_keys import Entry, entries, refused_autos, validation_errors
-from dsdoctor.dsconfig import keys
+from dsdoctor.diagnoses.config_meant import as_bool, convert, literal, of_text
+from dsdoctor.dsconfig import batch, keys
 from dsdoctor.dsconfig.facts import ConfigFacts
 from dsdoctor.dsconfig.schema import Key, schema_for
-from dsdoctor.dsconfig.shapes import LARGEST_FROM_FLOAT, shape_of
+from dsdoctor.dsconfig.shapes import shape_of
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
 
-_TRUE = ("1", "on", "t", "true", "y", "yes")
-_FALSE = ("0", "off", "f", "false", "n", "no")
 _WANTED = {
     "bool": "true or false",
     "int": "a whole number",
@@ -141,35 +139,37 @@ def _is_type_error(what: str) -> bool:
 def _wrong_values(config: ConfigFacts) -> Iterator[_Wrong]:
     schema = schema_for(config.release)
     for entry in entries(config.data, schema):
-        swallowed = _swallowed(config, entry.path, entry.value)
+        swallowed = _swallowed(config, entry.path, entry.value, entry.key.kind if entry.key is not None else None)
         if swallowed is not None:
             yield swallowed
-        elif entry.key is not None and entry.value != "auto":
+        elif entry.key is not None and entry.value != "auto" and not _is_no_size(entry):
             wrong = _refused(entry, entry.key) or (_typed if entry.section.typed else _plain)(entry, entry.key)
             if wrong is not None:
                 yield wrong
 
 
-def _swallowed(config: ConfigFacts, path: str, value: Any) -> _Wrong | None:
-    """A value without quotes that was meant as something else: `True`, or one with the comma read into it."""
+def _is_no_size(entry: Entry) -> bool:
+    """A batch size of 0 or less, which config/batch-size tells."""
+    return entry.path in batch.KEYS and batch.is_too_small(entry.value)
+
+
+def _swallowed(config: ConfigFacts, path: str, value: Any, kind: str | None = None) -> _Wrong | None:
+    """A value without quotes that was meant as something else: `True`, or one with the comma read into it.
+
+    `kind` is the wanted one, None for the parameters of an optimizer or scheduler, which can be any.
+    """
     if path not in config.quoteless or not isinstance(value, str):
         return None
     if _YAML.match(value):
         return _Wrong(path=path, what=f"is the text {as_json(value)}; this looks like YAML, and a ds_config is JSON")
     bare = value.rstrip(", ")
-    if bare in ("True", "False", "None"):
-        return _Wrong(path=path, what=f"is the text {as_json(value)}; JSON spells it lower-case", meant=_literal(bare))
+    meant = literal(bare, kind)
+    if bare.lower() in ("true", "false", "none"):
+        return _Wrong(path=path, what=f"is the text {as_json(value)}; JSON spells it lower-case", meant=meant)
     if value.endswith(","):
         what = f"has no quotes, so the comma belongs to the text {as_json(value)}"
-        return _Wrong(path=path, what=what, meant=_literal(bare))
+        return _Wrong(path=path, what=what, meant=meant)
     return None
-
-
-def _literal(word: str) -> Any:
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word
 
 
 def _refused(entry: Entry, key: Key) -> _Wrong | None:
@@ -181,7 +181,16 @@ def _refused(entry: Entry, key: Key) -> _Wrong | None:
     wrong_item = key.kind == "list" and key.choices and shape == "texts" and not set(value) <= set(key.choices)
     if (shape not in key.refuses and not wrong_item) or (key.also_bool and isinstance(value, bool)):
         return None
-    return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}", meant=_intended(entry, key))
+    least = _least(key) if shape in ("zero", "negative", "zero-float", "negative-float") else None
+    what = f"is {as_json(value)}" + (f"; it has to be {least}" if least else f", not {_wanted(key)}")
+    return _Wrong(path=entry.path, what=what, meant=_intended(entry, key))
+
+
+def _least(key: Key) -> str | None:
+    """The bound of a number that DeepSpeed refuses for being too small, None where it takes no number at all."""
+    if key.kind not in ("int", "float") or key.choices or "whole" in key.refuses:
+        return None
+    return "more than 0" if "zero" in key.refuses else "at least 0"
 
 
 def _intended(entry: Entry, key: Key) -> Any:
@@ -189,7 +198,7 @@ def _intended(entry: Entry, key: Key) -> Any:
     if key.kind == "section":
         switches = ("fp16", "bf16", "bfloat16")
         return {"enabled": entry.value} if isinstance(entry.value, bool) and key.path in switches else None
-    return key.default if entry.value is None else _meant(entry.value, key.kind)
+    return key.default if entry.value is None else of_text(entry.value, key.kind)
 
 
 def _typed(entry: Entry, key: Key) -> _Wrong | None:
@@ -197,11 +206,11 @@ def _typed(entry: Entry, key: Key) -> _Wrong | None:
     value = entry.value
     if value is None or key.kind in ("any", "list", "dict", "section"):
         return None
-    converted = _convert(value, key.kind)
+    converted = convert(value, key.kind)
     if converted is None and not isinstance(value, str):
         return None  # its shape is one that this release takes
     if converted is None:
-        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}", meant=_meant(value, key.kind))
+        return _Wrong(path=entry.path, what=f"is {as_json(value)}, not {_wanted(key)}", meant=of_text(value, key.kind))
     limits = _outside(entry.path, key, converted)
     if limits is not None:
         return limits
@@ -217,13 +226,13 @@ def _plain(entry: Entry, key: Key) -> _Wrong | None:
     if value is None or key.kind in ("any", "section"):
         return None
     if key.kind == "bool" and isinstance(value, str):
-        harmless = _as_bool(value) is True and entry.path not in _OR_ED
+        harmless = as_bool(value) is True and entry.path not in _OR_ED
         what = f"is the text {as_json(value)}, and any text counts as true"
         return _Wrong(
             path=entry.path,
             what=what,
             severity="warning" if harmless else "error",
-            meant=_as_bool(value),
+            meant=as_bool(value),
             works=not harmless,
         )
     misfit = (
@@ -236,7 +245,7 @@ def _plain(entry: Entry, key: Key) -> _Wrong | None:
         return None
     refused = isinstance(value, str) and bool(key.choices)
     what = f"is {as_json(value)}, not {_wanted(key)}"
-    return _Wrong(path=entry.path, what=what if refused else f"{what}; {_USED_LATER}", meant=_meant(value, key.kind))
+    return _Wrong(path=entry.path, what=what if refused else f"{what}; {_USED_LATER}", meant=of_text(value, key.kind))
 
 
 def _wanted(key: Key) -> str:
@@ -244,51 +253,6 @@ def _wanted(key: Key) -> str:
         words = ", ".join(as_json(choice) for choice in key.choices)
         return f"a list of {words}" if key.kind == "list" else f"one of {words}"
     return _WANTED.get(key.kind, f"a {key.kind}")
-
-
-def _convert(value: Any, kind: str) -> Any:
-    """The value as pydantic's lax mode converts it; None where it refuses it."""
-    if kind == "str":
-        return value if isinstance(value, str) else None
-    if kind == "bool":
-        return _as_bool(value)
-    if isinstance(value, bool):
-        return int(value)
-    if kind == "int":
-        return _as_int(value)
-    try:
-        return float(value) if isinstance(value, (int, float, str)) else None
-    except ValueError:
-        return None
-
-
-def _as_bool(value: Any) -> bool | None:
-    if isinstance(value, str):
-        word = value.lower()
-        return True if word in _TRUE else False if word in _FALSE else None
-    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
-
-
-def _as_int(value: Any) -> int | None:
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < LARGEST_FROM_FLOAT else None
-    spelled = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(?:_\d+)*(?:\.0*)?\s*", value)
-    return int(value.strip().partition(".")[0].replace("_", "")) if spelled else None
-
-
-def _meant(value: Any, kind: str) -> Any:
-    """The value that a text in quotes stands for, where it stands for one of the wanted kind."""
-    if not isinstance(value, str):
-        return None
-    if kind == "bool":
-        return _as_bool(value.strip())
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return int(number) if kind == "int" and number.is_integer() else number if kind == "float" else None
 
 
 def _outside(path: str, key: Key, value: Any) -> _Wrong | None:
@@ -314,12 +278,18 @@ def _wrong_params(config: ConfigFacts) -> Iterator[_Wrong]:
             if swallowed is not None:
                 yield swallowed
             elif isinstance(value, str) and value != "auto" and name not in _TEXT_PARAMS:
-                meant = _meant(value, "float")
-                meant = _as_bool(value) if meant is None else meant
-                if meant is not None:
-                    yield _Wrong(
-                        path=path, what=f"is the text {as_json(value)}, not a number or truth value", meant=meant
-                    )
+                yield from _text_param(path, value)
+
+
+def _text_param(path: str, value: str) -> Iterator[_Wrong]:
+    """A number, a truth value or a list of numbers that is written as a text."""
+    meant = of_text(value, "float")
+    meant = as_bool(value) if meant is None else meant
+    if meant is not None:
+        yield _Wrong(path=path, what=f"is the text {as_json(value)}, not a number or truth value", meant=meant)
+    elif re.fullmatch(r"[(\[][\s\d.,eE+-]+[)\]]", value):
+        what = f"is the text {as_json(value)}, not a list; JSON writes lists in square brackets, without quotes"
+        yield _Wrong(path=path, what=what, meant=literal(value, None))
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (WrongType(),)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
@@ -36,6 +37,11 @@ class Triangle:
     micro: float | None
     steps: float | None
     problem: str | None = None
+
+
+def is_too_small(value: Any) -> bool:
+    """A number that is no size: 0 or below."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0
 
 
 def complete(train: float | None, micro: float | None, steps: float | None, ranks: int) -> Triangle:

@@ -14,6 +14,7 @@ from typing import Any
 from dsdoctor.dsconfig.release import at_least
 
 _DATA, _SEQUENCE = "data_parallel_size", "sequence_parallel_size"
+KEYS = (_DATA, _SEQUENCE, "tensor_parallel.autotp_size")
 _SEQUENCE_ALONE_SINCE = "0.17.0"
 """Releases before it take `sequence_parallel_size` into account beside `data_parallel_size` only."""
 

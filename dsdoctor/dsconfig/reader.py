@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsdoctor.dsconfig.letters import unusual
+
 _BLANK = " \t\n\r"
 _PUNCTUATION = "{}[],:"
 _NUMBER = re.compile(r"[\t ]*(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?[\t ]*")
@@ -122,7 +124,9 @@ class _Reader:
             line_end = self.text.find("\n", offset)
             value = self.text[offset : line_end if line_end >= 0 else len(self.text)].strip()
             if any(sign in value for sign in ",}]"):
-                return HjsonError(f"the value of {path!r} has no quotes, so all of `{value}` is read as text", offset)
+                hidden = unusual(path)
+                name = f"{path!r}{f' ({hidden})' if hidden else ''}"
+                return HjsonError(f"the value of {name} has no quotes, so all of `{value}` is read as text", offset)
         return error
 
     # grammar

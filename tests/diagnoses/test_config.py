@@ -263,6 +263,7 @@ NEGATIVE = {
         ],
         "config/auto-unresolved": [
             judged({"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, ZERO: {}}, framework="transformers"),
+            judged({"steps_per_print": "auto", ZERO: {}}, framework="transformers"),  # Accelerate writes inf there
             judged({ZERO: {"stage": "auto", "reduce_bucket_size": "auto"}}, framework="accelerate"),
             judged({"data_types": {"keep_in_fp32_modules": "auto"}}),
             judged(
@@ -315,6 +316,7 @@ NEGATIVE = {
         ],
         "config/untested-optimizer": [
             judged({"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, ZERO: {"stage": 0}}),
+            judged({"optimizer": {"type": "OneBitAdam"}, ZERO: {"stage": 1}}, release="0.14.4"),  # a conflict is told
             judged(
                 {"optimizer": {"type": "SGD", "params": {}}, ZERO: {"stage": 2}, "zero_allow_untested_optimizer": True}
             ),
@@ -482,3 +484,135 @@ top = st.sampled_from([*schema_for("0.19.8").sections[""].keys, "amp", "nonsense
 def test_no_config_makes_a_rule_crash(data, release):
     for framework in (None, "deepspeed", "transformers"):
         found(Case(config=load_config(data, release=release, world_size=2, framework=framework)))
+
+
+@pytest.mark.parametrize("name", ["OneBitAdam", "ZeroOneAdam", "OneBitLamb"])
+def test_one_bit_optimizers_and_zero(name):
+    """DeepSpeed 0.14.4 asserts it in `_configure_basic_optimizer`, whatever zero_allow_untested_optimizer says."""
+    config = {"optimizer": {"type": name, "params": {"lr": 1e-3}}, "zero_allow_untested_optimizer": True}
+    (finding,) = found(judged(config | {ZERO: {"stage": 1}}, release="0.14.4"), "config/conflict")
+    assert finding.keys == ("optimizer.type", f"{ZERO}.stage")
+    assert not found(judged(config, release="0.14.4"), "config/conflict")
+    assert not found(judged(config | {ZERO: {"stage": 1}}), "config/conflict")  # gone, which is another finding
+
+
+ELSEWHERE = {  # what a config holds, and the key that DeepSpeed reads instead
+    "max_grad_norm": ({"max_grad_norm": 0.5}, "gradient_clipping"),
+    "learning rate": ({"learning_rate": 1e-4, "optimizer": ADAM}, None),
+    "Accelerate's stage": ({"zero_stage": 2}, f"{ZERO}.stage"),
+    "Megatron's tensor parallelism": ({"tensor_model_parallel_size": 2}, "tensor_parallel.autotp_size"),
+    "a parameter beside params": (
+        {"optimizer": {"type": "Adam", "params": {"lr": 1e-3}, "weight_decay": 0.1}},
+        "optimizer.params.weight_decay",
+    ),
+    "a parameter of the schedule beside params": (
+        {"scheduler": {"type": "WarmupLR", "warmup_num_steps": 10}},
+        "scheduler.params.warmup_num_steps",
+    ),
+    "an older name": ({"aio": {"thread_count": 2}}, "aio.intra_op_parallelism"),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_key_that_stands_elsewhere(case):
+    config, target = ELSEWHERE[case]
+    (finding,) = found(judged(config), "config/unknown-key")
+    assert finding.severity == ("warning" if target else "info")  # the config has the learning rate already
+    assert finding.fixes[0].text == f"write {target}" if target else finding.fixes[0].text.startswith("drop")
+    assert not any(fix.safe for fix in finding.fixes)
+
+
+def test_what_no_ds_config_switches_on():
+    (finding,) = found(judged({"pipeline_parallel_size": 2}), "config/unknown-key")
+    assert finding.severity == "warning"
+    assert "PipelineModule" in finding.cause
+    assert found(judged({"pipeline_parallel_size": 1}), "config/unknown-key")[0].severity == "info"
+    assert found(judged({"gradient_checkpointing": True}), "config/unknown-key")[0].severity == "warning"
+    assert found(judged({"gradient_checkpointing": False}), "config/unknown-key")[0].severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train_b\u0430tch_size", "U+0430, cyrillic small letter a"),
+        ("train_batch_size ", "U+0020, space"),
+        ("\u201ctrain_batch_size\u201d", "U+201C, left double quotation mark"),
+    ],
+)
+def test_what_cannot_be_seen_in_a_name_is_said(name, said):
+    (finding,) = found(judged({name: 8}), "config/unknown-key")
+    assert said in finding.cause
+    assert finding.fixes[0].text == "write train_batch_size"
+
+
+def test_a_chinese_key_of_the_script_is_not_explained():
+    assert "U+" not in found(judged({"\u8bf4\u660e": "x"}), "config/unknown-key")[0].cause
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cause", "caveat", "patch"),
+    [
+        ({"gradient_accumulation_steps": 1}, "neither train_batch_size nor", "Lightning", None),
+        (
+            {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4},
+            "no multiple of 4",
+            None,
+            {"train_batch_size": None},
+        ),
+        (
+            {"train_batch_size": 10, "gradient_accumulation_steps": 4},
+            "no multiple of 4",
+            None,
+            {"gradient_accumulation_steps": None},
+        ),
+        ({"train_batch_size": 0}, "is 0; it has to be more than 0", None, None),
+        ({"train_micro_batch_size_per_gpu": -2, "train_batch_size": "auto"}, "is -2; it has to be", None, None),
+    ],
+)
+def test_sizes_that_suit_no_number_of_ranks(sizes, cause, caveat, patch):
+    case = Case(config=load_config(sizes, release="0.19.8"))
+    (finding,) = found(case, "config/batch-size")
+    assert cause in finding.cause
+    assert (caveat in finding.caveat) if caveat else finding.caveat is None
+    assert finding.fixes[0].patch == patch
+    assert not any(evidence.source == "world" for evidence in finding.evidence)
+    assert not found(case, "config/wrong-type")
+
+
+def test_parallel_sizes_that_do_not_divide_the_ranks():
+    (finding,) = found(judged({"train_batch_size": 8, "sequence_parallel_size": 3}, ranks=4), "config/batch-size")
+    assert finding.keys == ("sequence_parallel_size",)
+    assert "4 ranks" in [evidence.text for evidence in finding.evidence]
+    assert all(fix.patch is None for fix in finding.fixes)
+
+
+@pytest.mark.parametrize(
+    ("line", "patch"),
+    [
+        ('"gradient_clipping": NaN,', None),
+        ('"gradient_clipping": one,', None),
+        ('"steps_per_print": 5_000,', {"steps_per_print": 5000}),
+        ('"wall_clock_breakdown": TRUE,', {"wall_clock_breakdown": True}),
+        ('"communication_data_type": fp32,', {"communication_data_type": "fp32"}),
+        ('"gradient_clipping": .5,', {"gradient_clipping": 0.5}),
+        (
+            '"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": (0.9, 0.95)\n}},',
+            {"optimizer": {"params": {"betas": [0.9, 0.95]}}},
+        ),
+        (
+            '"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": "[0.9, 0.95]"}},',
+            {"optimizer": {"params": {"betas": [0.9, 0.95]}}},
+        ),
+    ],
+)
+def test_what_a_text_was_meant_as(line, patch):
+    (finding,) = found(
+        text(f'{{\n"train_batch_size": 8,\n{line}\n"bf16": {{"enabled": true}}\n}}'), "config/wrong-type"
+    )
+    assert finding.severity == "error"
+    assert finding.fixes[0].patch == patch
+
+
+def test_a_number_that_is_too_small_is_not_called_of_another_kind():
+    (finding,) = found(judged({ZERO: {"stage": 1, "reduce_bucket_size": -5}}), "config/wrong-type")
+    assert "more than 0" in finding.cause
