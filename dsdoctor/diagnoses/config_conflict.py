@@ -8,6 +8,7 @@ from dsdoctor.case import Case
 from dsdoctor.diagnoses import (
     before_run,
     before_run_model,
+    config_conflict_experts,
     config_conflict_other,
     config_conflict_parallel,
     config_conflict_precision,
@@ -28,6 +29,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *config_conflict_precision.CONFLICTS,
     *config_conflict_zero.CONFLICTS,
     *config_conflict_parallel.CONFLICTS,
+    *config_conflict_experts.CONFLICTS,
     *config_conflict_other.CONFLICTS,
 )
 

@@ -9,8 +9,6 @@ strings were written without quotes: `True,` is the text "True," to DeepSpeed, w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,12 +110,6 @@ class _Reader:
             else:
                 return character
 
-    @contextmanager
-    def inside(self, name: str) -> Iterator[str]:
-        self.path.append(name)
-        yield ".".join(self.path)
-        self.path.pop()
-
     def explained(self, error: HjsonError) -> HjsonError:
         """The error itself, or the earlier string without quotes that swallowed the punctuation missed here."""
         for path, offset in reversed(self.result.quoteless.items()):
@@ -179,14 +171,16 @@ class _Reader:
             if self.next_character() != ":":
                 raise HjsonError("':' expected after the key", self.at)
             self.at += 1
-            with self.inside(name) as path:
-                self.result.offsets[path] = start
-                if len(seen[name]) > 1:
-                    self.result.duplicates[path] = seen[name]
-                self.next_character()
-                begin = self.at
-                found[name] = self.value()
-                self.result.values[path] = (begin, begin + len(self.text[begin : self.at].rstrip()))
+            self.path.append(name)
+            path = ".".join(self.path)
+            self.result.offsets[path] = start
+            if len(seen[name]) > 1:
+                self.result.duplicates[path] = seen[name]
+            self.next_character()
+            begin = self.at
+            found[name] = self.value()
+            self.result.values[path] = (begin, begin + len(self.text[begin : self.at].rstrip()))
+            self.path.pop()
             if self.after_comma() == closing:
                 self.at += len(closing)
                 return found
@@ -197,8 +191,9 @@ class _Reader:
             self.at += 1
             return found
         while True:
-            with self.inside(str(len(found))):
-                found.append(self.value())
+            self.path.append(str(len(found)))
+            found.append(self.value())
+            self.path.pop()
             if self.after_comma() == "]":
                 self.at += 1
                 return found

@@ -322,6 +322,44 @@ KNOWN = {  # the fact: the config, more of the job, the id, its severity
         "error",
     ),
     "Accelerate wants a zero_optimization": (BF16, {"framework": "accelerate"}, "config/conflict", "error"),
+    # experts over the ranks
+    "AutoEP that does not divide the ranks": (
+        {"expert_parallel": {"enabled": True, "autoep_size": 8}},
+        {"ranks": 4},
+        "config/conflict",
+        "error",
+    ),
+    "AutoEP at stage 3 and hpZ": (
+        {"expert_parallel": {"enabled": True, "autoep_size": 2}} | stage(3, zero_hpz_partition_size=2),
+        {},
+        "config/conflict",
+        "error",
+    ),
+    "single experts are not split": (
+        {"expert_parallel": {"enabled": True, "autoep_size": 1, "expert_tensor_parallel_size": 2}},
+        {},
+        "config/conflict",
+        "error",
+    ),
+    "AutoTP needs more than one group of experts": (
+        {"expert_parallel": {"enabled": True}, "tensor_parallel": {"autotp_size": 2}},
+        {},
+        "config/conflict",
+        "error",
+    ),
+    "AutoEP, AutoTP and offload": (
+        {"expert_parallel": {"enabled": True, "autoep_size": 2}, "tensor_parallel": {"autotp_size": 2}}
+        | stage(2, **CPU),
+        {},
+        "config/conflict",
+        "error",
+    ),
+    "1-bit Adam and ZeRO in an older release": (
+        optimizer("OneBitAdam", lr=1e-3) | stage(1),
+        {"release": "0.16.4"},
+        "config/conflict",
+        "error",
+    ),
     # batch
     "sizes that do not multiply up": ({"train_batch_size": 3}, {}, "config/batch-size", "error"),
     "less than one sample a rank": (
