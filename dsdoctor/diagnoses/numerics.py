@@ -51,7 +51,7 @@ class NanLoss(Diagnosis):
     def _in_logs(self, case: Case, logs: LogFacts) -> Iterator[Finding]:
         bad = log_numbers.first_bad_point(case, logs)
         if bad is None:
-            yield from self._skipped(case)
+            yield from list(self._skipped(case)) or self._stopped(case, logs)
             return
         name, before, point = bad
         if name != "the loss" and holds(case, "numerics/loss-zero-is-nan"):
@@ -71,12 +71,24 @@ class NanLoss(Diagnosis):
                 known = context.precision(case) is not None
                 yield found if known else replace(found, confidence=0.5, caveat=_PERHAPS_STATIC)
 
+    def _stopped(self, case: Case, logs: LogFacts) -> Iterator[Finding]:
+        """The script said so and ended itself."""
+        for event in logs.of_kind("stops-for-loss"):
+            last = logs.last_line
+            ends = last is not None and last.source == event.source and (last.line or 0) - event.line <= _LINES_AFTER
+            if logs.end == "failed" or ends:
+                cause = f"the script stopped because its loss is {event.fields['value']}"
+                yield self._found(case, cause, (event.evidence(),), 0.8)
+                return
+
     def _found(self, case: Case, cause: str, proof: tuple[Evidence, ...], confidence: float) -> Finding:
         role: Role = "consequence" if _explained(case) else "root"
         proof = (*proof, *remedies.first_bad_evidence(case))
         return self.finding(cause=cause, evidence=proof, confidence=confidence, role=role, fixes=remedies.fixes(case))
 
 
+_LINES_AFTER = 5
+"""Lines that a script prints after it has said why it stops."""
 _PERHAPS_STATIC = (
     "The precision is not in this record: under fp16 with a static loss scale the same line stands for an overflow."
 )

@@ -19,6 +19,9 @@ __all__ = ["EXITS", "NUMBER", "RANKS", "LinePattern"]
 NOT_OF_A_TEST = r"(?<!val )(?<!eval )(?<!valid )(?<!validation )(?<!test )"
 """Before the name of a quantity: it is not that of a validation."""
 
+_TRAINS = r"(?:train|reduced_train|total|gpt|lm|ce|policy|actor|critic|reward|avg|mean|batch)"
+"""What stands before the name of a loss that is trained on."""
+
 OVERFLOWS = (
     # DeepSpeed's scaler (0.1 to 0.19.8), Megatron-style and no-ZeRO wrappers; see the groups for what each tells.
     _row(
@@ -65,6 +68,13 @@ PROGRESS = (
         "Iter(train)",
         rf"Iter\(train\) *\[ *(?P<step>\d+)/ *\d+\].{{0,400}}?\bloss: (?P<loss>{NUMBER})",
     ),
+    # The examples of torch and torchvision, and what was written after them: the step within an epoch.
+    _row(
+        "plain-step",
+        ("Epoch: [", "Train: "),
+        r"(?:Epoch|Train): *(?:\[\d+(?:/\d+)?\]|\d+)\s*\[ *(?P<step>\d+)/ *\d+(?: \( *\d+%\))?\]"
+        rf".{{0,200}}?\b[Ll]oss:? +(?P<loss>{NUMBER})",
+    ),
 )
 
 COUNTS = (
@@ -81,7 +91,7 @@ COUNTS = (
     _row(
         "figures",
         ("loss=", "loss_step="),
-        rf"\| *\d+/\d+ \[[^\]]*?(?:it/s|s/it)[^\]]*?\b(?:train_)?loss(?:_step)?=(?P<loss>{NUMBER})",
+        rf"\| *\d+/\d+ \[[^\]]*?(?:it/s|s/it)[^\]]*?\b(?:{_TRAINS}_)?loss(?:_step)?=(?P<loss>{NUMBER})",
     ),
     _row(
         "figures",
@@ -223,11 +233,19 @@ EVENTS = (
             "oom-killer",
             "memory limit",
             "memory pressure (OOM)",
+            "job killed",
         ),
         r"oom-kill(?:er)?\b|oom_kill event|(?:Out of memory|out of memory): Kill|OOMKilled"
-        r"|[Ee]xceeded (?:job |step )?memory limit|killed due to memory pressure \(OOM\)",
+        r"|[Ee]xceeded (?:job |step )?memory limit|killed due to memory pressure \(OOM\)"
+        r"|PBS: job killed: v?mem |TERM_(?:MEM|SWAP)LIMIT: job killed",
     ),
     _row("weights-loading", "Loading checkpoint shards", r"Loading checkpoint shards: +\d+%\|.*\| *\d+/\d+ \["),
+    _row(
+        "stops-for-loss",
+        ("oss is ", "oss became "),
+        r"(?i)\bloss (?:is|became) (?P<value>nan|-?inf|infinite|not finite)\b.{0,30}"
+        r"\b(?:stopping|aborting|exiting|terminating)\b",
+    ),
     _row("host-allocation", "std::bad_alloc", r"instance of 'std::bad_alloc'|what\(\): +std::bad_alloc"),
     _row(
         "swap-failed",
@@ -248,7 +266,7 @@ TRACEBACK = "Traceback (most recent call last)"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 IGNORED = ("Exception ignored in", "Exception in thread", "Error in atexit", "Exception ignored on")
 
-ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert", "exit-word")
+ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert", "exit", "exit-word", "sighup", "cancelled")
 """Kinds that count inside a traceback too, even in one of a destructor; everything else there is code or a message."""
 
 STEPS = ("hf-dict", "megatron", "plain-step", "pipe-step")

@@ -1,7 +1,8 @@
 """What is printed about processes and ranks: how they end, who waits for whom, networks, devices, partitioned weights.
 
 Rows as in `dsdoctor.logs.grammar`. Forms are those of torch 1.8 to 2.13, NCCL 2.8 to 2.27, the `deepspeed` command,
-torchrun, srun, mpirun, pdsh, and the shell.
+torchrun, srun, mpirun, pdsh, and the shell. The backends of other accelerators print NCCL's lines under their own
+names: HCCL, XCCL and so on.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ ENDS = (
 EXITS = (
     _row("exit", "exits with return code", r"exits with return code = (?P<code>-?\d+)"),
     _row("exit", "(exitcode: ", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"),
+    _row("exit", "terminated with exit code", r"Exception: process \d+ terminated with exit code (?P<code>\d+)"),
     _row("exit-rank", "(local_rank: ", r"^\s*rank\s+: (?P<rank>\d+) \(local_rank: \d+\)"),
     _row("exit-code", "exitcode  : ", r"^\s*exitcode\s+: (?P<code>-?\d+) \(pid: \d+\)"),
     _row(
@@ -73,8 +75,9 @@ EXITS = (
     ),
     _row(
         "exit-word",
-        "died with <Signals.",
-        r"died with <Signals\.(?P<word>SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE|TERM|HUP|XCPU)): \d+>",
+        ("died with <Signals.", "terminated with signal SIG"),
+        r"(?:died with <Signals\.|process \d+ terminated with signal )"
+        r"(?P<word>SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE|TERM|HUP|XCPU))\b",
     ),
     _row(
         "exit",
@@ -113,12 +116,14 @@ RANKS = (
             "DUE TO TIME LIMIT",
             "DUE TO PREEMPTION",
             "death signal",
+            "got signal: ",
             "Main process received SIG",
             "job killed",
             "Terminated",
         ),
         r"CANCELLED AT \S+|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
         r"|Received (?:2|15|Signals\.SIG(?:INT|TERM)) death signal"
+        r"|SignalException: Process \d+ got signal: (?:2|15)\b"
         r"|Main process received SIG(?:INT|TERM)|PBS: job killed: walltime|TERM_RUNLIMIT: job killed"
         r"|line \d+: +\d+ Terminated\b",
     ),
@@ -156,14 +161,14 @@ RANKS = (
     _row(
         "watchdog",
         ("Watchdog caught collective operation timeout", "timed out in blocking wait"),
-        r"\[Rank (?P<rank>\d+)\] (?:Watchdog caught collective operation timeout: |Work )WorkNCCL\("
+        r"\[Rank (?P<rank>\d+)\] (?:Watchdog caught collective operation timeout: |Work )Work[A-Z]*CCL\("
         r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<timeout>\d+)\)",
     ),
     # What follows the watchdog's first line, and what its own watchdog says of it.
     _row(
         "watchdog-status",
-        ("detected by watchdog at work", "Timeout at NCCL work", "watchdog got stuck for"),
-        r"Rank (?P<rank>\d+)\] .*?(?:(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): "
+        ("detected by watchdog at work", "Timeout at ", "watchdog got stuck for"),
+        r"Rank (?P<rank>\d+)\] .*?(?:(?:detected by watchdog at work(?: sequence id)?|Timeout at [A-Z]*CCL work): "
         r"(?P<work>\d+)"
         r"|watchdog got stuck for (?P<stuck>\d+) seconds)",
     ),
@@ -171,15 +176,15 @@ RANKS = (
     _row(
         "work-count",
         "ast enqueued ",
-        r"(?:\[(?P<group>PG [^\]]*?) )?Rank (?P<rank>\d+)\] .*?[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>\d+), "
-        r"last completed (?:NCCL )?work: (?P<completed>\d+)",
+        r"(?:\[(?P<group>PG [^\]]*?) )?Rank (?P<rank>\d+)\] .*?[Ll]ast enqueued (?:[A-Z]*CCL )?work: "
+        r"(?P<enqueued>\d+), last completed (?:[A-Z]*CCL )?work: (?P<completed>\d+)",
     ),
     # An exception of C++ that nothing caught; that of a timeout has its own row.
     _row(
         "native-error",
         ("watchdog thread terminated with exception: ", "what():  "),
-        r"(?:(?:Rank (?P<rank>\d+)\] (?:NCCL|Process group) )?watchdog thread terminated with exception: |what\(\): +)"
-        r"(?:.*terminated with exception: )?(?P<error>(?!.*Watchdog caught)\S.*)",
+        r"(?:(?:Rank (?P<rank>\d+)\] (?:[A-Z]*CCL|Process group) )?watchdog thread terminated with exception: "
+        r"|what\(\): +)(?:.*terminated with exception: )?(?P<error>(?!.*Watchdog caught)\S.*)",
     ),
     # The C library or C++ about why it aborts; it prints these alone, or behind a bar.
     _row(

@@ -13,6 +13,7 @@ from typing import Any
 
 from dsdoctor.frames import owner
 from dsdoctor.logs import grammar
+from dsdoctor.logs.collected import Collected
 from dsdoctor.logs.configs import BEGINS, ONE_LINE_KEYS, ConfigBlock, parse
 from dsdoctor.logs.grammar_ranks import EXITS, WORDS
 from dsdoctor.logs.line_values import NAMED_VALUE, PAIR, float_of, is_training, pairs, scale_settings, time_of
@@ -37,6 +38,8 @@ MAX_SEGMENT = 20_000
 
 _LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
 _LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
+_OF_CHILDREN = {"ProcessExitedException", "ProcessRaisedException"}
+"""What `torch.multiprocessing.spawn` raises because one of its processes has failed."""
 
 
 class LineReader:
@@ -54,6 +57,7 @@ class LineReader:
         self._summary_rank: int | None = None
         self._dicts = 0
         self._boxed = Boxed()
+        self._collected = Collected()
 
     @property
     def expects_more(self) -> bool:
@@ -101,11 +105,15 @@ class LineReader:
     def _segment(self, segment: str, number: int, rows: Sequence[LinePattern]) -> None:
         if not (self._readers or self._blocks or segment.strip()):
             return
+        self._time = time_of(segment) or self._time
+        if grammar.TRACEBACK in segment:
+            self._collected.learn(segment)
+        if self.attention > 0 or grammar.TRACEBACK in segment:
+            segment = self._collected.strip(segment)
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
         if line.rank is not None:
             self._story.saw(line.rank)
-        self._time = time_of(segment) or self._time
         place = Place(self._source.name, number, rank, self._time, line.text or line.prefix, line.host)
         self._story.last = place if line.text.strip() else self._story.last
         matched = grammar.matches(line.text, rows)
@@ -271,8 +279,9 @@ class LineReader:
 
 def _launchers(failure: Failure) -> bool:
     """True for what a launcher raises because a rank has failed."""
-    if failure.type.rpartition(".")[2] not in _LAUNCHER_TYPES:
-        return False
+    name = failure.type.rpartition(".")[2]
+    if name not in _LAUNCHER_TYPES:
+        return name in _OF_CHILDREN
     if not failure.frames:
         return failure.type.endswith("ChildFailedError")
     return any(owner(frame) == "launcher" for frame in failure.frames)

@@ -9,6 +9,7 @@ _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[@-Z\\-_]"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
+_RANK = re.compile(r"\[(?:rank|default|Rank |RANK )\d+\]:? ?$")
 _RANKED = re.compile(
     r"\[(?:rank|default|Rank |RANK )(?P<rank>\d+)\]:? ?"
     r"|[Rr]ank ?(?P<named>\d+): (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
@@ -51,10 +52,20 @@ class Unwrapped:
     host: str | None = None
 
 
+def plain(line: str) -> str:
+    """The line without escapes and control characters."""
+    return _ESCAPES.sub("", line) if "\x1b" in line or not line.isprintable() else line
+
+
+def rank_begins(prefix: str) -> int:
+    """Where in a prefix that which names a rank begins, its length if nothing does."""
+    match = _RANK.search(prefix)
+    return match.start() if match is not None else len(prefix)
+
+
 def unwrap(line: str) -> Unwrapped:
     """Take off escapes and prefixes, in any stack."""
-    if "\x1b" in line or not line.isprintable():
-        line = _ESCAPES.sub("", line)
+    line = plain(line)
     rank: int | None = None
     rank_at: int | None = None
     host: str | None = None

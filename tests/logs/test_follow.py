@@ -1,8 +1,10 @@
 """Logs that grow while they are read."""
 
+import contextlib
 import gzip
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -109,6 +111,16 @@ def test_nothing_to_follow(tmp_path):
         Follower([tmp_path / "none.log"])
 
 
+def wait_until_open(process: subprocess.Popen, path: pathlib.Path) -> None:
+    """Until the process reads that file; starting Python takes its time on a busy machine."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if path in map(pathlib.Path.readlink, pathlib.Path(f"/proc/{process.pid}/fd").iterdir()):
+                return
+        time.sleep(0.05)
+
+
 def test_the_command_tells_each_finding_once_and_ends_on_ctrl_c(tmp_path):
     path = tmp_path / "a.log"
     add(path, "step 1 loss 2.0\n")
@@ -118,7 +130,7 @@ def test_the_command_tells_each_finding_once_and_ends_on_ctrl_c(tmp_path):
     reader = threading.Thread(target=lambda: told.extend(iter(process.stdout.readline, "")), daemon=True)
     reader.start()
     try:
-        time.sleep(1)
+        wait_until_open(process, path)
         add(path, "[rank0]: " + TRACE.format("'labels'").replace("\n", "\n[rank0]: ") + "\n")
         deadline = time.monotonic() + 30
         while not any("KeyError" in line for line in told) and time.monotonic() < deadline:
@@ -143,10 +155,11 @@ def test_a_document_is_printed_once_at_the_end(tmp_path):
     command = [sys.executable, "-m", "dsdoctor", "log", "--follow", "--json", str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        time.sleep(1.5)
+        wait_until_open(process, path)
         path.rename(tmp_path / "a.log.1")
         add(path, "[rank0]: " + TRACE.format("'labels'").replace("\n", "\n[rank0]: ") + "\n")
-        time.sleep(1.5)
+        wait_until_open(process, path)
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=30)
     finally:

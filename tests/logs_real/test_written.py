@@ -5,16 +5,21 @@ import pytest
 from dsdoctor.analysis import analyze_log
 from tests.logs_real.written import (
     aborts,
+    accelerators,
     breakages,
     brief_ends,
     brief_software,
     brief_waits,
     calm,
+    collected,
     communication,
     figures,
     gpus,
     healthy,
+    launchers,
+    loading,
     networks,
+    other_losses,
     partitioned,
     pasted,
     processes,
@@ -43,8 +48,13 @@ LOGS = [
     *partitioned.CASES,
     *variants.CASES,
     *pasted.CASES,
+    *accelerators.CASES,
+    *launchers.CASES,
+    *loading.CASES,
+    *other_losses.CASES,
     *healthy.CASES,
     *calm.CASES,
+    *collected.CASES,
 ]
 
 

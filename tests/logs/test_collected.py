@@ -1,0 +1,30 @@
+"""Prefixes that are learned from the heads of tracebacks."""
+
+import pytest
+
+from dsdoctor.logs.collected import Collected
+
+HEAD = "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "left"),
+    [
+        (f"job-7 | {HEAD}", 'job-12 |   File "a.py", line 1', '  File "a.py", line 1'),
+        (f"[x 10:00:01] [rank0]: {HEAD}", "[x 10:00:02] [rank3]: KeyError: 1", "[rank3]: KeyError: 1"),
+        (f"\x1b[36m(W pid=1)\x1b[0m {HEAD}", "\x1b[36m(W pid=2)\x1b[0m ValueError", "ValueError"),
+        (f"a.b*c: {HEAD}", "aXb*c: text", "aXb*c: text"),
+    ],
+    ids=["numbers differ", "a rank stays", "escapes", "only literally"],
+)
+def test_a_learned_prefix_is_taken_off(head, line, left):
+    collected = Collected()
+    collected.learn(head)
+    assert collected.strip(line) == left
+
+
+@pytest.mark.parametrize("head", [HEAD, f"   {HEAD}", f"KeyError                 {HEAD}", f"╭──── {HEAD} ────╮"])
+def test_a_head_without_a_prefix_teaches_nothing(head):
+    collected = Collected()
+    collected.learn(head)
+    assert collected.strip(head) == head
