@@ -63,7 +63,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         cause="fp16 and bf16 are both switched on",
         fix="keep one; bf16 where the GPU has it (Ampere and newer)",
         patch={"fp16": {"enabled": False}},
-        message="bfloat16 and fp16 modes cannot be simultaneously enabled",
+        message="bfloat16 and fp16 modes cannot be simultaneously enabled|At most one of fp16 and bf16 can be True",
     ),
     Conflict(
         keys=(_COMM,),

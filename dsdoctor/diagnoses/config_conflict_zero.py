@@ -49,6 +49,11 @@ def _one_bit(config: Effective) -> bool:
     return config.stage > 0 and config.optimizer in ONE_BIT and config.optimizer in config.schema.optimizer_names
 
 
+def _holds_reduction_back(script: ScriptFacts) -> bool:
+    engines = {call.targets[0] for call in script.named("initialize") if call.targets}
+    return any(call.owner in engines for call in script.named("no_sync"))
+
+
 def _odd_bucket(config: Effective) -> bool:
     size = config.get(f"{_ZERO}.allgather_bucket_size")
     return config.stage in (1, 2) and isinstance(size, int) and size % 2 == 1
@@ -163,6 +168,17 @@ CONFLICTS: tuple[Conflict, ...] = (
         fix="use stage 0 with them, or AdamW with ZeRO",
         patch={_ZERO: {"stage": 0}},
         message=r"(?:1bit-Adam|0/1 Adam|1bit-Lamb) is not compatible with ZeRO",
+    ),
+    Conflict(
+        keys=(f"{_ZERO}.stage",),
+        holds=lambda c: c.stage >= 2,
+        script=_holds_reduction_back,
+        cause="the script accumulates gradients under no_sync, and from stage 2 on each backward pass partitions them",
+        fix="use stage 1, or leave no_sync out and let DeepSpeed count gradient_accumulation_steps; under the Trainer "
+        "or Accelerate a newer release of it leaves no_sync out",
+        patch={_ZERO: {"stage": 1}},
+        message="no_sync context manager is incompatible with gradient partitioning",
+        since="0.16.0",
     ),
     Conflict(
         keys=(f"{_ZERO}.allgather_bucket_size",),

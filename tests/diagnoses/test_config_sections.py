@@ -29,6 +29,7 @@ NO_SIZE = ModelConfig(path="config.json", model_type="mine")
 SIZED = ModelConfig(path="config.json", hidden_size=64)
 PIPES = "net = PipelineModule(layers)\n"
 MOE = "from deepspeed.moe.layer import MoE\nlayer = MoE(8, expert)\n"
+ACCUMULATES = STARTS % ", optimizer=opt" + "with engine.no_sync():\n    engine.backward(loss)\n"
 BARE = STARTS % ", optimizer=opt" + "loss.backward()\n"
 
 
@@ -109,6 +110,7 @@ FOUND = [  # id, job, a word of the cause
     ("config/conflict", job(OFFLOADED, STARTS % ", optimizer=AdamW(net.parameters())"), "its own optimizer"),
     ("config/conflict", job(OFFLOADED, "deepspeed.initialize(args, net, opt)"), "its own optimizer"),
     ("config/conflict", job({ZERO: {"stage": 1}}, STARTS % ""), "needs an optimizer"),
+    ("config/conflict", job({ZERO: {"stage": 2}}, ACCUMULATES), "no_sync"),
     ("config/conflict", job({}, "net = PipelineModule(layers)", model=TIED), "TiedLayerSpec"),
     ("config/conflict", job({ZERO: {"stage": 3}}, PIPES), "stage 0 and 1 only"),
     ("config/conflict", job({"managed_gradient_accumulation": False}, PIPES), "boundary"),
@@ -128,6 +130,8 @@ FOUND = [  # id, job, a word of the cause
     ("loss-scale/static", job({"fp16": {"enabled": True, "loss_scale": 128}, ZERO: {"stage": 1}}), "held at 128"),
 ]
 NOT_FOUND = [
+    ("config/conflict", job({ZERO: {"stage": 1}}, ACCUMULATES)),
+    ("config/conflict", job({ZERO: {"stage": 2}}, ACCUMULATES.replace("engine.no_sync", "accelerator.no_sync"))),
     ("config/ineffective", job({"tensorboard": {"enabled": False, "output_path": "logs"}})),
     ("config/ineffective", job({"tensorboard": {}, "fp16": {}})),
     ("config/ineffective", job({"data_efficiency": {"seed": 3, "data_sampling": {"num_workers": 0}}})),
