@@ -46,8 +46,8 @@ class WorldSize(TextDiagnosis):
 class MissingShards(TextDiagnosis):
     """Files of a checkpoint are not there, or cut off.
 
-    What it is: a wrong folder or tag, files of another node that were never copied, a save that was interrupted (its
-    file is there and ends too early).
+    What it is: a wrong folder or tag, files of another node that were never copied, a save or a download that was
+    interrupted (its file is there and ends too early).
 
     What proves it: the loader's message about the file that it looked for or could not read to its end, or a bare
     assertion inside the loader.
@@ -69,6 +69,9 @@ class MissingShards(TextDiagnosis):
         ),
         Form(types=("FileNotFoundError",), message=r"(?:zero_pp_rank|mp_rank|optim_states|model_states)\S*\.pt"),
         Form(message=r"Invalid for universal checkpoint: \S+ does not exist"),
+        Form(message=r"not a valid DeepSpeed checkpoint|unable to load the checkpoint\. Ensure you passed in"),
+        Form(types=("SafetensorError",), message=r"(?P<damaged>Error while deserializing header)"),
+        Form(types=("OSError",), message=r"(?P<damaged>Unable to load weights) from (?:pytorch )?checkpoint file"),
         Form(message=r"(?P<damaged>PytorchStreamReader) failed", frames=_LOADS),
         Form(
             types=("UnpicklingError", "EOFError"), message=r"(?P<damaged>pickle data|Ran out of input)", frames=_LOADS
@@ -88,7 +91,8 @@ class MissingShards(TextDiagnosis):
     def tell(self, groups: Mapping[str, str]) -> str:
         if "damaged" in groups:
             return (
-                "a file of the checkpoint cannot be read to its end: its save was interrupted, or it was copied in part"
+                "a file of the checkpoint cannot be read to its end: its save or its download was interrupted, or it "
+                "was copied in part"
             )
         return super().tell(groups)
 
@@ -112,6 +116,7 @@ class ZeroToFp32(TextDiagnosis):
     title = "the ZeRO checkpoint cannot be converted"
     forms = (
         Form(message=r"consumed \d+ numels out of \d+ - something is wrong"),
+        Form(types=("AssertionError",), message=r"universal_checkpoint_info"),
         Form(
             types=("KeyError", "ValueError", "AttributeError", "RuntimeError"),
             message=r".",

@@ -90,7 +90,7 @@ class Unreachable(TextDiagnosis):
     forms = (
         Form(message=r"client socket has (?:timed out|failed to connect)(?![\s\S]*cannot be retrieved)"),
         Form(message=r"connectFullMesh failed"),
-        Form(message=r"[Cc]onnect to \S+ failed : (?:Connection|No route|Software caused|Network is)"),
+        Form(message=r"[Cc]onnect to \S+ failed : \w"),
         Form(message=r"connect\(\) timed out\. Original timeout"),
         Form(types=("RendezvousConnectionError",), frames=r":_create_tcp_store:"),
     )

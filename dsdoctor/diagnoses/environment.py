@@ -18,6 +18,7 @@ SOURCE = "environment"
 NO_DEVICE_TEXT = (
     r"Found no NVIDIA driver|no CUDA-capable device|not compiled with CUDA|No CUDA GPUs are available"
     r"|invalid device ordinal|NVIDIA driver on your system is too old|doesn't have NCCL built in"
+    r"|Unexpected error from cudaGetDeviceCount|CUDA driver version is insufficient"
     r"|No supported gpu backend found|DeepSpeed strategy is only supported on CUDA GPUs"
 )
 _SMALL_SHM = 512 << 20
@@ -30,16 +31,17 @@ _SMALL_MEMLOCK = 64 << 20
 class NoDevice(TextDiagnosis):
     """The job asks for a CUDA device, and none (or not that many) is visible to it.
 
-    What proves it: torch's exception (`Found no NVIDIA driver`, a driver too old for this torch, `no CUDA-capable
-    device`, `invalid device ordinal`, a build of torch without CUDA or NCCL), or a device that was asked for
-    (`--device cuda`, `DS_ACCELERATOR=cuda`) where torch sees no GPU.
+    What proves it: torch's exception (`Found no NVIDIA driver`, a driver too old for this torch, `Unexpected error from
+    cudaGetDeviceCount`, `no CUDA-capable device`, `invalid device ordinal`, a build of torch without CUDA or NCCL), or
+    a device that was asked for (`--device cuda`, `DS_ACCELERATOR=cuda`) where torch sees no GPU.
 
     When it could be wrong: without such a wish DeepSpeed silently chooses its CPU accelerator; that is a finding of its
     own and no error.
 
     What to do: `nvidia-smi` (the driver), `echo $CUDA_VISIBLE_DEVICES`, `docker run --gpus all`, and `python -c "import
     torch; print(torch.version.cuda, torch.cuda.device_count())"`, where None means a build without CUDA; start no more
-    ranks on a node than it has GPUs. `dsdoctor env` shows all of it.
+    ranks on a node than it has GPUs. Error 802 on a machine with NVSwitch: start `nvidia-fabricmanager`, of the release
+    of the driver. Error 804: the container's CUDA is newer than this driver can serve. `dsdoctor env` shows all of it.
     """
 
     id = "environment/no-device"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.explained import explained
+from dsdoctor.diagnoses.explained import explained, has_specific_root
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE
 from dsdoctor.diagnoses.peers import is_peer_failure
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -19,10 +19,11 @@ VIRTUAL = re.compile(r"\[0\](?:docker|br-|virbr|veth|lo\b|cni|flannel|cali|tun|t
 _COMPLETION = re.compile(r"Got completion (?:from peer \S+ )?with (?:status=(?:IBV_\w+\()?|error )(?P<status>\d+)")
 _UNANSWERED = re.compile(r"ibv_modify_qp failed|ibv_\w+ failed.*(?:timed out|unreachable)")
 _VERBS = re.compile(r"Call to ibv_\w+ failed")
-_NCCL_ERROR = re.compile(r"NCCL error in: |ncclUnhandledCudaError|ncclSystemError|ncclInternalError")
+_NCCL_ERROR = re.compile(r"NCCL error(?: in)?: |ncclUnhandledCudaError|ncclSystemError|ncclInternalError")
 _LAST_WORDS = re.compile(r"Last error:\s*\n(?P<words>.+)")
 _NO_INTERFACE = re.compile(r"no socket interface found|Unable to find address for: (?P<name>\S+)")
 
+_NAME_IT = (Fix(text="set NCCL_SOCKET_IFNAME to the interface that joins the nodes, `lo` for one machine alone"),)
 _CHECK_FABRIC = (Fix(text="check link (ibstat, counters), GID index, MTU and firewall between the hosts"),)
 
 
@@ -65,7 +66,11 @@ class InfinibandError(Diagnosis):
             yield self._call(calls)
 
     def _says_so(self, failure: Failure) -> bool:
-        return _COMPLETION.search(failure.message) is not None or _VERBS.search(failure.message) is not None
+        """True for the exception of such a transfer, and for one of NCCL that gives no reason."""
+        said = failure.message
+        if _NCCL_ERROR.search(said) is not None and _LAST_WORDS.search(said) is None:
+            return True
+        return _COMPLETION.search(said) is not None or _VERBS.search(said) is not None
 
     def _completion(self, completions: list[tuple[str, Evidence]]) -> Finding:
         chosen = sorted(completions, key=lambda one: one[0] != IB_TIMEOUT)
@@ -118,6 +123,9 @@ class WrongInterface(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         yield from nodes.wrong_interface(self, case)
+        yield from nodes.cured_by(
+            self, case, "NCCL_SOCKET_IFNAME", "the interface that NCCL takes by itself leads nowhere", _NAME_IT
+        )
         yield from self._named_in_vain(case)
         if case.logs is None:
             return
@@ -174,7 +182,9 @@ class NcclError(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         first = next(iter(_of_ranks(case)), None)
-        if first is None or _NCCL_ERROR.search(first.message) is None or explained(first, case):
+        if first is None or _NCCL_ERROR.search(first.message) is None:
+            return
+        if explained(first, case) or has_specific_root(case):
             return
         last = _LAST_WORDS.search(first.message)
         said = last["words"].strip() if last is not None else first.message.partition("\n")[0].partition(": ")[2]

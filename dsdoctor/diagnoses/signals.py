@@ -10,6 +10,7 @@ from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.explained import has_specific_root
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form
+from dsdoctor.diagnoses.network import NcclError
 from dsdoctor.diagnoses.peers import is_peer_failure, raised_itself, roots
 from dsdoctor.diagnoses.processes import (
     ABORT,
@@ -123,7 +124,9 @@ class Abort(Diagnosis):
         aborted = [ending for ending in endings(case) if ending.code == ABORT and not ending.by_launcher]
         words = _abort_words(case)
         workers = _of_workers(case, "Aborted")
-        if not (aborted or words or workers) or (not workers and raised_itself(case)) or has_specific_root(case):
+        if not (aborted or words or workers) or (not workers and raised_itself(case)):
+            return
+        if has_specific_root(case) or any(NcclError().examine(case)):
             return
         proof = (*words, *(ending.evidence for ending in aborted), *workers)[:MAX_EVIDENCE]
         if after_the_work(case):

@@ -20,7 +20,10 @@ _REMOVED = (
         types=("ImportError", "RuntimeError"),
         message=rf"cannot import name '(?P<what>\w+)' from '(?P<where>{_LIBRARIES}[\w.]*)'",
     ),
-    Form(types=("ModuleNotFoundError",), message=rf"No module named '(?P<what>(?P<where>{_LIBRARIES})\.[\w.]+)'"),
+    Form(
+        types=("ModuleNotFoundError", "RuntimeError"),
+        message=rf"No module named '(?P<what>(?P<where>{_LIBRARIES})\.[\w.]+)'",
+    ),
     Form(types=("AttributeError",), message=rf"module '(?P<where>{_LIBRARIES}[\w.]*)' has no .*'(?P<what>\w+)'"),
     Form(types=("AttributeError",), message=r"`(?P<what>np\.\w+)` was (?:removed|a deprecated).*?(?P<where>NumPy)"),
 )
@@ -30,11 +33,13 @@ _REQUIRED = (
     Form(types=("ImportError",), message=rf"requires `(?P<asked>{_LIBRARIES}[<>=!~]+[\d.]+)`"),
 )
 """A library says which release of another one it needs."""
+_WHILE_LOADING = ("ImportError", "OSError", "RuntimeError")
+"""What is raised while a library is loaded; Transformers wraps it into a RuntimeError ("Failed to import ...")."""
 _COMPILED = (
     Form(types=("RuntimeError", "ImportError"), message=r"(?P<binary>(?:PyTorch|torch) version mismatch!)"),
-    Form(types=("ImportError", "OSError"), message=r"(?P<binary>[\w.-]+\.so)[\d.]*: undefined symbol"),
+    Form(types=_WHILE_LOADING, message=r"(?P<binary>[\w.-]+\.so)[\d.]*: undefined symbol"),
     Form(
-        types=("ImportError", "OSError"),
+        types=_WHILE_LOADING,
         message=r"version `(?:GLIBCXX|CXXABI)_[\d.]+' not found .*?(?P<binary>[\w.-]+\.so)",
     ),
     Form(message=r"(?P<binary>operator torchvision::\w+) does not exist"),

@@ -39,6 +39,8 @@ _FILE_IS_EMPTY = re.compile(
     r"\[(?:\d{2,}|\d+(?:, \d+)+)\]\)(?:[\s\S]*shape torch\.Size\(\[1\]\) from checkpoint)"
 )
 """A weight of the saved file without elements (releases before 0.5 left one; a single such weight may be real)."""
+_RECOMPUTED = "recomputed metadata: "
+"""A weight that is empty in the recomputed forward pass of a checkpoint only: `autograd/recompute-mismatch`."""
 _ENGINE = r"deepspeed[/\\]runtime[/\\](?:engine|hybrid_engine|pipe[/\\]engine)\.py:(?:forward|__call__|train_batch)"
 _GATHER = Fix(
     text="gather the parameter where it is used: with deepspeed.zero.GatheredParameters([weight]): ..., on every rank; "
@@ -77,7 +79,7 @@ class EmptyWeightsInModel(TextDiagnosis):
     keys = (STAGE,)
 
     def applies(self, failure: Failure, case: Case) -> bool:
-        if _empty_in_checkpoint(failure) or _in_unwrapped_module(failure):
+        if _empty_in_checkpoint(failure) or _in_unwrapped_module(failure) or _RECOMPUTED in failure.message:
             return False
         known = context.stage(case)
         return known == 3 or (known is None and _UNMISTAKABLE.search(failure.message) is not None)
