@@ -84,8 +84,9 @@ def _mend(arguments: argparse.Namespace, case: Case) -> Fixed:
         raise CannotWork(f"{path} is not UTF-8") from None
     fixed = fixing.fix(case, text, unsafe=arguments.unsafe_fixes)
     if fixed.text != text and not arguments.diff:
-        fixing.back_up(path)
+        kept = fixing.back_up(path)
         path.write_bytes(fixed.text.encode("utf-8"))
+        print(f"dsdoctor: the file as it was is kept as {kept}", file=sys.stderr)
     return fixed
 
 

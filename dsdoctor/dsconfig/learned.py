@@ -28,7 +28,11 @@ def folder() -> Path:
 def tables() -> dict[str, dict[str, Any]]:
     """The cached tables by release; files that are not such tables are passed over."""
     found = {}
-    for path in folder().glob(f"deepspeed-schema-{_FORMAT}-*.json"):
+    try:
+        paths = list(folder().glob(f"deepspeed-schema-{_FORMAT}-*.json"))
+    except OSError:  # the home of another user, as in a container that runs under any user id
+        return {}
+    for path in paths:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             found[str(document["release"])] = dict(document["table"])

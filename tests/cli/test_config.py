@@ -52,8 +52,10 @@ def test_several_files_end_with_the_worst(folder, capsys):
 
 
 def test_fix_writes_the_file_and_a_backup(folder, capsys):
-    code, said = call(capsys, "bad.json", "--fix")
+    code = main(["config", "bad.json", "--fix"])
+    said, told = capsys.readouterr()
     assert code == 0
+    assert "kept as bad.json.bak" in told
     assert (folder / "bad.json").read_text() == BAD.replace("overlap_com", "overlap_comm")
     assert (folder / "bad.json.bak").read_text() == BAD
     assert "fixed zero_optimization.overlap_com" in said

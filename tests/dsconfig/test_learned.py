@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_an_unknown_release_is_judged_by_itself(monkeypatch, cache):
 def test_what_fails_says_why_and_changes_nothing(monkeypatch, cache, code, words):
     stand_in(monkeypatch, code)
     assert words in learned.learn(timeout=10 if "sleep" not in code else 0.5)
+    assert learned.tables() == {}
+
+
+def test_the_cache_of_another_user_is_no_cache(monkeypatch):
+    """In a container under any user id the home is often root's; what glob does then root cannot show."""
+
+    def denied(path, pattern):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "glob", denied)
     assert learned.tables() == {}
 
 
