@@ -7,9 +7,11 @@ on all nodes; with `--read` it reads what NCCL logged; with `--slurm` or `--k8s`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,9 @@ from dsdoctor.comm.started import NotComplete, Started, started
 
 if TYPE_CHECKING:
     from dsdoctor.case import Case
+    from dsdoctor.comm.nccl_log import NcclSummary
     from dsdoctor.finding import Finding
+    from dsdoctor.logs.facts import LogFacts
 
 _PREFIX = "dsdoctor-comm-"
 _START = 60.0
@@ -58,7 +62,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.read:
-        return _read_log(arguments, arguments.read)
+        with _file(arguments.read) as path:
+            return _read_log(arguments, path)
     from dsdoctor.dsconfig import load_data
 
     config = load_data(arguments.config) if arguments.config else {}
@@ -89,8 +94,15 @@ def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -
         device=arguments.device,
     )
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
-        facts, logs = with_experiments(plan, config=config, folder=Path(name), deadline=arguments.deadline)
-    return _tell(arguments, Case(comm=facts, machine=machine, logs=logs))
+        facts, said = with_experiments(
+            plan,
+            config=config,
+            folder=Path(name),
+            deadline=arguments.deadline,
+            tell=lambda text: print(f"dsdoctor: {text}", file=sys.stderr),
+        )
+        logs, nccl = _of_nccl(said)
+    return _tell(arguments, Case(comm=facts, machine=machine, logs=logs), nccl=nccl)
 
 
 def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: Started) -> int:
@@ -105,7 +117,8 @@ def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: 
             if speaker.facts is None:
                 return speaker.listen()
             machine = collect(probe_command=None)  # the others wait for us
-            code = _tell(arguments, Case(comm=speaker.facts, machine=machine))
+            logs, nccl = _of_nccl([speaker.nccl_logs] if speaker.nccl_logs is not None else [])
+            code = _tell(arguments, Case(comm=speaker.facts, machine=machine, logs=logs), nccl=nccl)
             speaker.say(code)
     except ImportError as error:
         raise CannotWork(f"torch cannot be imported by {sys.executable}: {error}") from None
@@ -136,9 +149,23 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
     return int(document["exit_code"])
 
 
+@contextlib.contextmanager
+def _file(given: str) -> Iterator[str]:
+    """What was named; standard input as a file, since it is read twice."""
+    if given != "-":
+        yield given
+        return
+    with TemporaryDirectory(prefix=_PREFIX) as name:
+        path = os.path.join(name, "stdin.log")
+        with open(path, "wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        yield path
+
+
 def _read_log(arguments: argparse.Namespace, path: str, *, failed: bool = False) -> int:
     """What NCCL and launchers logged; `failed` where they were to give a result and gave none."""
     from dsdoctor.analysis import analyze_log
+    from dsdoctor.comm.nccl_log import read_summary
     from dsdoctor.logs.read import Unreadable
 
     try:
@@ -148,8 +175,24 @@ def _read_log(arguments: argparse.Namespace, path: str, *, failed: bool = False)
     if analysis.logs.silent and not failed:
         raise CannotWork("; ".join(analysis.logs.unreadable))
     tell_broken(analysis.broken)
+    nccl = read_summary([path])
     summary = "the launcher ended without a result" if failed else f"{analysis.logs.lines} lines read"
-    return _tell(arguments, analysis.case, analysis.findings, summary=summary, failed=failed)
+    if nccl.silent and not failed:
+        summary += ", none of them NCCL's: it logs with NCCL_DEBUG=INFO"
+    return _tell(arguments, analysis.case, analysis.findings, summary=summary, failed=failed, nccl=nccl)
+
+
+def _of_nccl(paths: Sequence[Path]) -> tuple[LogFacts | None, NcclSummary | None]:
+    """What NCCL logged during a check, read before the files are gone; None where there is nothing."""
+    from dsdoctor.comm.nccl_log import read_summary
+    from dsdoctor.logs.read import Unreadable, read_logs
+
+    if not paths:
+        return None, None
+    try:
+        return read_logs(paths), read_summary(paths)
+    except Unreadable:
+        return None, None
 
 
 def _write_script(arguments: argparse.Namespace) -> int:
@@ -180,6 +223,7 @@ def _tell(
     *,
     summary: str = "",
     failed: bool = False,
+    nccl: NcclSummary | None = None,
 ) -> int:
     """Diagnose, print, and return the exit code."""
     from dsdoctor.diagnoses import diagnose
@@ -194,15 +238,19 @@ def _tell(
         findings = diagnosed.findings
     failed = failed or (facts is not None and not facts.passed)
     code = 1 if failed else exit_code(findings)
-    tables = list(comm.lines(facts)) if facts is not None else []
+    tables = list(comm.lines(facts, nccl))
     summary = summary or (comm.summary(facts) if facts is not None else "")
     if arguments.html:
         from dsdoctor.report import html
 
-        sections = comm.sections(facts) if facts is not None else []
-        write_page(arguments.html, html.page("dsdoctor comm", findings, sections=sections))
+        write_page(arguments.html, html.page("dsdoctor comm", findings, sections=comm.sections(facts, nccl)))
     if arguments.json:
-        extra = {"comm": facts.to_dict() if facts is not None else None, "summary": summary, "tables": tables}
+        extra = {
+            "comm": facts.to_dict() if facts is not None else None,
+            "nccl": nccl.to_dict() if nccl is not None else None,
+            "summary": summary,
+            "tables": tables,
+        }
         environment = case.machine.to_dict() if case.machine is not None else None
         print(dumps(document("comm", exit_code=code, findings=findings, environment=environment, extra=extra)))
     else:

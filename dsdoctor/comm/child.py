@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from dsdoctor.comm.nccl_log import NCCL_LOG
 from dsdoctor.comm.order import order_path, record_path
 from dsdoctor.comm.started import Started
 from dsdoctor.comm.watchdog import process_state
+from dsdoctor.runs.flight_recorder import recording
 from dsdoctor.runs.rank_process import die_with_parent
 
 OUTPUT = "output.txt"
+NCCL_OUTPUT = "nccl.log"
 _GO = b"1"
 
 
@@ -110,6 +113,8 @@ def _be_the_rank(place: Started, folder: Path, waits: int) -> NoReturn:
             MASTER_PORT=str(place.master_port),
             TORCHELASTIC_USE_AGENT_STORE="True",  # the process beside us, or torchrun's agent, holds the store
         )
+        for name, value in {**NCCL_LOG, "NCCL_DEBUG_FILE": str(folder / NCCL_OUTPUT), **recording()}.items():
+            os.environ.setdefault(name, value)
         if os.read(waits, 1) == _GO:
             from dsdoctor.comm import rank
 

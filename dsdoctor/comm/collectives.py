@@ -35,20 +35,28 @@ class Group:
     device: torch.device
     dtype: torch.dtype
 
+    def wait_for_device(self) -> None:
+        """Until the device has done what was queued: on a GPU the call of a collective only queues it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
 
 def all_reduce(group: Group) -> None:
     tensor = _share(group, group.rank, ELEMENTS)
     dist.all_reduce(tensor)
+    group.wait_for_device()
     _compare(tensor, _whole(group, ELEMENTS), lambda index: index % group.size, "the contribution of")
 
 
 def barrier(group: Group) -> None:
     dist.barrier()
+    group.wait_for_device()
 
 
 def all_gather_into_tensor(group: Group) -> None:
     output = torch.zeros(group.size * ELEMENTS, device=group.device, dtype=group.dtype)
     dist.all_gather_into_tensor(output, _own(group, group.rank))
+    group.wait_for_device()
     expected = torch.cat([_own(group, rank) for rank in range(group.size)])
     _compare(output, expected, lambda index: index // ELEMENTS, "the part of")
 
@@ -57,6 +65,7 @@ def reduce_scatter_tensor(group: Group) -> None:
     output = torch.zeros(ELEMENTS, device=group.device, dtype=group.dtype)
     whole = group.size * ELEMENTS
     dist.reduce_scatter_tensor(output, _share(group, group.rank, whole))
+    group.wait_for_device()
     start = group.rank * ELEMENTS
     expected = _whole(group, whole)[start : start + ELEMENTS]
     _compare(output, expected, lambda index: (start + index) % group.size, "the contribution of")
@@ -65,6 +74,7 @@ def reduce_scatter_tensor(group: Group) -> None:
 def broadcast(group: Group) -> None:
     tensor = _own(group, 0) if group.rank == 0 else torch.zeros(ELEMENTS, device=group.device, dtype=group.dtype)
     dist.broadcast(tensor, src=0)
+    group.wait_for_device()
     _compare(tensor, _own(group, 0), lambda index: 0, "what came from")
 
 
@@ -74,6 +84,7 @@ def all_to_all_single(group: Group) -> None:
     sent = torch.cat([_block(group, group.rank, to, block) for to in range(group.size)])
     received = torch.zeros_like(sent)
     dist.all_to_all_single(received, sent)
+    group.wait_for_device()
     expected = torch.cat([_block(group, source, group.rank, block) for source in range(group.size)])
     _compare(received, expected, lambda index: index // block, "the block of")
 
@@ -88,6 +99,7 @@ def ring(group: Group) -> None:
     transfers = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]
     for work in dist.batch_isend_irecv(transfers):
         work.wait()
+    group.wait_for_device()
     _compare(received, _own(group, before), lambda index: before, "what came from")
 
 
@@ -107,6 +119,7 @@ def all_reduce_of(group: Group, elements: int) -> None:
     """A sum of any size, for the sizes of the job: nothing is allocated beyond the tensor and its comparison."""
     tensor = torch.full((elements,), float(group.rank < _EXACT), device=group.device, dtype=group.dtype)
     dist.all_reduce(tensor)
+    group.wait_for_device()
     compare_with(tensor, float(min(group.size, _EXACT)), "of the sum")
 
 
@@ -116,6 +129,7 @@ def all_gather_of(group: Group, elements: int) -> None:
     own = torch.full((part,), float(group.rank % 120 + 1), device=group.device, dtype=group.dtype)
     output = torch.zeros(part * group.size, device=group.device, dtype=group.dtype)
     dist.all_gather_into_tensor(output, own)
+    group.wait_for_device()
     for rank in range(group.size):
         compare_with(output[rank * part : (rank + 1) * part], float(rank % 120 + 1), f"of the part of rank {rank}")
 
@@ -127,6 +141,7 @@ def repeated_all_reduce(group: Group) -> None:
         value = float(number % 4 + 1)
         tensor.fill_(value if group.rank == number % group.size else 0.0)
         dist.all_reduce(tensor)
+        group.wait_for_device()
         compare_with(tensor, value, f"of sum {number}, to which rank {number % group.size} contributed")
 
 
@@ -140,6 +155,7 @@ def several_groups(group: Group) -> None:
         if group.rank in ranks:
             tensor = torch.ones(8, device=group.device, dtype=group.dtype)
             dist.all_reduce(tensor, group=part)
+            group.wait_for_device()
             compare_with(tensor, float(min(len(ranks), _EXACT)), f"of the sum over ranks {ranks[0]}, …, {ranks[-1]}")
             dist.destroy_process_group(part)
 

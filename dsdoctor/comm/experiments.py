@@ -1,5 +1,5 @@
-"""The experiment that people do by hand when NCCL fails or hangs: once more with its log, without P2P, without IB, over
-gloo. What passes with one thing left out says where the fault is.
+"""The experiment that people do by hand when NCCL fails or hangs: once more, without P2P, without IB, over another
+interface, over gloo. What passes with one thing left out says where the fault is. NCCL logs all along.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from typing import Any
 
 from dsdoctor.comm import check as checking
 from dsdoctor.comm.facts import CommFacts, Experiment
-from dsdoctor.logs.facts import LogFacts
+from dsdoctor.comm.nccl_log import NCCL_LOG
 from dsdoctor.runs.launcher import LaunchPlan
+from dsdoctor.runs.processes import LAUNCHER_OUTPUT
 
-_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV"}
-WITHOUT: Mapping[str, Mapping[str, str]] = {
+EXPERIMENTS: Mapping[str, Mapping[str, str]] = {
+    "NCCL once more, with its own diagnostics": {"NCCL_RUN_DIAGNOSTICS": "1"},
     "NCCL without P2P": {"NCCL_P2P_DISABLE": "1"},
     "NCCL without InfiniBand": {"NCCL_IB_DISABLE": "1"},
+    "NCCL over the loopback": {"NCCL_SOCKET_IFNAME": "lo"},
     "NCCL without P2P, shared memory and InfiniBand": {
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
         "NCCL_IB_DISABLE": "1",
     },
 }
+"""What is tried, in this order, until one passes. NCCL has diagnostics of its own since 2.31, older ones ignore it."""
+_OVER_GLOO = "gloo"
 
 Check = Callable[..., CommFacts]
 
@@ -37,29 +41,36 @@ def with_experiments(
     folder: Path,
     deadline: float,
     check: Check = checking.check,
-) -> tuple[CommFacts, LogFacts | None]:
-    """The check, and where it fails on NCCL the experiments and what NCCL logged. `check` is for tests.
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[CommFacts, tuple[Path, ...]]:
+    """The check, and where it fails on NCCL the experiments and the files with what NCCL said.
 
-    Each experiment has the deadline of a step for every step, and three of them and 30 s for the whole.
+    Each has the deadline of a step for every step, and three of them and 30 s for the whole. `tell` is told what is
+    tried; `check` is for tests.
     """
-
-    def once(name: str, plan: LaunchPlan) -> CommFacts:
-        return check(plan, config=config, folder=folder / name, deadline=deadline, timeout=3 * deadline + 30)
-
-    facts = once("given", plan)
-    if facts.passed or facts.backend != "nccl" or not facts.ranks:
-        return facts, None
     logs = folder / "nccl"
     logs.mkdir()
-    done = []
-    with _environment({**_LOG, "NCCL_DEBUG_FILE": str(logs / "nccl.%h.%p.log")}):
-        for number, (name, variables) in enumerate(WITHOUT.items()):
+    said = {**NCCL_LOG, "NCCL_DEBUG_FILE": str(logs / "nccl.%h.%p.log")}
+    with _environment({name: value for name, value in said.items() if name not in os.environ}):
+
+        def once(name: str, plan: LaunchPlan, variables: Mapping[str, str]) -> CommFacts:
             with _environment(variables):
-                done.append(_result(name, variables, once(f"without-{number}", plan)))
+                return check(plan, config=config, folder=folder / name, deadline=deadline, timeout=3 * deadline + 30)
+
+        facts = once("given", plan, {})
+        if facts.passed or facts.backend != "nccl" or not facts.ranks:
+            return facts, ()
+        done: list[Experiment] = []
+        for number, (name, variables) in enumerate(EXPERIMENTS.items()):
+            tell(f"the check failed over NCCL; trying: {name}")
+            done.append(_result(name, variables, once(f"experiment-{number}", plan, variables)))
             if done[-1].passed:
                 break
-    done.append(_result("gloo", {}, once("gloo", replace(plan, device="cpu"))))
-    return replace(facts, experiments=tuple(done)), _read(logs)
+        tell("trying: gloo instead of NCCL")
+        done.append(_result(_OVER_GLOO, {}, once(_OVER_GLOO, replace(plan, device="cpu"), {})))
+    printed = folder / "experiment-0" / LAUNCHER_OUTPUT
+    found = [path for path in (logs, printed) if path.is_file() or (path.is_dir() and any(path.iterdir()))]
+    return replace(facts, experiments=tuple(done)), tuple(found)
 
 
 def _result(name: str, variables: Mapping[str, str], facts: CommFacts) -> Experiment:
@@ -79,12 +90,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _read(folder: Path) -> LogFacts | None:
-    from dsdoctor.logs.read import Unreadable, read_logs
-
-    try:
-        return read_logs([folder])
-    except Unreadable:
-        return None

@@ -63,6 +63,10 @@ class CommRank:
     ending: Ending = "finished"
     time: float | None = None
     steps: tuple[CommStep, ...] = ()
+    calls: tuple[str, ...] = ()
+    """Collectives that torch's flight recorder showed as unfinished when a step passed its deadline, oldest first."""
+    ras: str = ""
+    """What NCCL's RAS service said of the job then; empty where it was not asked or did not answer."""
 
     @property
     def trouble(self) -> CommStep | None:

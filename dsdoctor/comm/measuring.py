@@ -31,13 +31,12 @@ Measured = tuple[str, int, float]
 class Measuring:
     """The measurements, which all ranks go through together.
 
-    `finish` waits until the device has done what was queued. After `limit` seconds nothing more is begun: on a slow
-    network figures are missing then, and the check has not failed.
+    After `limit` seconds nothing more is begun: on a slow network figures are missing then, and the check has not
+    failed.
     """
 
-    def __init__(self, group: Group, finish: Callable[[], None], limit: float) -> None:
+    def __init__(self, group: Group, limit: float) -> None:
         self._group = group
-        self._finish = finish
         self._end = time.perf_counter() + limit
 
     def collectives(self, sizes: tuple[int, ...]) -> Iterator[Measured]:
@@ -78,7 +77,7 @@ class Measuring:
                 compare_with(tensor, low + 1.0, f"that came from rank {other}")
                 if group.rank == low:
                     yield f"pair {low}-{high}", size, seconds / 2
-            self._finish()
+            self._group.wait_for_device()
             dist.barrier()
 
     def compute(self) -> Iterator[Measured]:
@@ -91,7 +90,8 @@ class Measuring:
         while not rounds or (time.perf_counter() < end and len(rounds) < _MOST_ROUNDS):
             start = time.perf_counter()
             torch.mm(matrix, matrix)
-            self._finish()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
             rounds.append(time.perf_counter() - start)
         yield "compute", 0, min(rounds)
 
@@ -104,22 +104,22 @@ class Measuring:
                     dist.send(tensor, other)
                 else:
                     dist.recv(tensor, other)
-            self._finish()
+            self._group.wait_for_device()
             times.append(time.perf_counter() - start)
         return min(times)
 
     def _time(self, call: Callable[[], object]) -> float:
         """Seconds a round. All ranks make the same number of rounds: rank 0's first one decides how many."""
         call()
-        self._finish()
+        self._group.wait_for_device()
         start = time.perf_counter()
         call()
-        self._finish()
+        self._group.wait_for_device()
         rounds = max(1, min(_MOST_ROUNDS, int(self._by_rank_0(SECONDS / max(time.perf_counter() - start, 1e-6)))))
         start = time.perf_counter()
         for _ in range(rounds):
             call()
-        self._finish()
+        self._group.wait_for_device()
         return (time.perf_counter() - start) / rounds
 
     def _goes_on(self) -> bool:
@@ -129,4 +129,5 @@ class Measuring:
     def _by_rank_0(self, value: float) -> float:
         told = torch.tensor([value], device=self._group.device)
         dist.broadcast(told, src=0)
+        self._group.wait_for_device()
         return float(told)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 from dsdoctor.comm.started import Started
 
+MESSAGE_SECONDS = 5.0
+"""A message through the store, and the little work between two of them."""
 _POLL = 0.05
 _SPARE = 2.0
 

@@ -14,31 +14,34 @@ import os
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from dsdoctor.comm import interfaces, links, members
-from dsdoctor.comm.child import OUTPUT, RankChild
+from dsdoctor.comm.child import NCCL_OUTPUT, OUTPUT, RankChild
 from dsdoctor.comm.facts import CommFacts, Resolution
 from dsdoctor.comm.gather import facts_of
 from dsdoctor.comm.links import Link, Listener
-from dsdoctor.comm.meeting import CannotMeet, Meeting, loss_of_rank_0, store
+from dsdoctor.comm.meeting import MESSAGE_SECONDS, CannotMeet, Meeting, loss_of_rank_0, store
 from dsdoctor.comm.members import Member
 from dsdoctor.comm.order import order_for, read_records
 from dsdoctor.comm.place import port_trouble, resolve
+from dsdoctor.comm.speaker import Speaker
 from dsdoctor.comm.started import Started
 from dsdoctor.machine import interconnect
 
 _LINK_SECONDS = 5.0
-_MESSAGE_SECONDS = 5.0
-"""A message through the store, and the little work between two of them."""
 _START_SECONDS = 60.0
 """How much later than the first process the last may be started; a node's launcher may be slow."""
 _LOOK_EVERY = 0.1
 _OUTPUT_LINES = 40
+_NCCL_LINES = 150
+"""From both ends, of each rank that failed: what NCCL chose, what went wrong, and not too much of a thousand ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,35 +51,6 @@ class Task:
     config: Mapping[str, Any]
     device: Literal["auto", "cpu", "cuda"]
     deadline: float
-
-
-class Speaker:
-    """What a process does once its rank's part is over: speak, or learn what was said."""
-
-    def __init__(self, meeting: Meeting | None, facts: CommFacts | None, heard_by: int, deadline: float) -> None:
-        self.facts = facts
-        """All that is known, for the process that speaks; None for one that is silent."""
-        self._meeting = meeting
-        self._heard_by = heard_by
-        self._deadline = deadline
-
-    def say(self, code: int) -> None:
-        """Tell all processes the exit code; wait a moment until they have heard it, since the store dies with us."""
-        if self._meeting is None:
-            return
-        with contextlib.suppress(CannotMeet), loss_of_rank_0():
-            self._meeting.tell("verdict", code)
-            self._meeting.count("heard", self._heard_by, _MESSAGE_SECONDS)
-
-    def listen(self) -> int:
-        """The exit code that rank 0 said; 1 where nothing was heard of it any more."""
-        if self._meeting is None:
-            return 1
-        with contextlib.suppress(CannotMeet), loss_of_rank_0():
-            code = self._meeting.hear("verdict", self._deadline + 3 * _MESSAGE_SECONDS)
-            self._meeting.add("heard")
-            return 1 if code is None else int(code)
-        return 1
 
 
 @contextlib.contextmanager
@@ -174,14 +148,14 @@ class _Part:
         if go and not broken:
             reports = self._reports(meeting, everyone)
         facts = facts_of(self._facts, reports, seconds=self._seconds())
-        return Speaker(meeting, facts, len(reports or everyone) - 1, self._task.deadline)
+        return Speaker(meeting, facts, len(reports or everyone) - 1, self._task.deadline, self._nccl_logs(reports))
 
     def _who_came(self, meeting: Meeting) -> tuple[Member, ...]:
         found = meeting.joined(self._place.world_size, self._task.deadline)
         everyone = sorted((Member.read(one) for one in found), key=lambda member: member.rank)
         said = time.time()
         meeting.tell("members", [member.write() for member in everyone])
-        woken = meeting.reports("clock", (m.rank for m in everyone if m.rank != 0), _MESSAGE_SECONDS)
+        woken = meeting.reports("clock", (m.rank for m in everyone if m.rank != 0), MESSAGE_SECONDS)
         clocks = {rank: round(clock - said, 2) for rank, clock in woken.items()} | {0: 0.0}
         return tuple(replace(member, clock=clocks.get(member.rank)) for member in everyone)
 
@@ -189,14 +163,25 @@ class _Part:
         """All directions between nodes that do not work, as far as their sources could say."""
         self._test_links(meeting, everyone)
         leading = (member.rank for member in members.leaders(everyone))
-        told = meeting.reports("links", leading, _LINK_SECONDS + _MESSAGE_SECONDS)
+        told = meeting.reports("links", leading, _LINK_SECONDS + MESSAGE_SECONDS)
         return tuple(Link(**link) for _, own in sorted(told.items()) for link in own if link["error"])
 
     def _reports(self, meeting: Meeting, everyone: tuple[Member, ...]) -> dict[int, Any]:
         """Every rank's report. After a failure the others are told to end, so that theirs follow soon."""
         self._attend(meeting, everyone)
         patience = self._task.deadline if self._child.poll() == 0 else 0.0
-        return meeting.reports("report", range(self._place.world_size), patience + _MESSAGE_SECONDS)
+        return meeting.reports("report", range(self._place.world_size), patience + MESSAGE_SECONDS)
+
+    def _nccl_logs(self, reports: Mapping[int, Any]) -> Path | None:
+        hosts = {member.rank: member.host for member in self._facts.members}
+        told = {rank: report["nccl"] for rank, report in reports.items() if report["nccl"]}
+        if not told:
+            return None
+        folder = self._folder / "nccl"
+        folder.mkdir()
+        for rank, text in told.items():
+            (folder / f"nccl.{hosts[rank]}.rank{rank}.log").write_text(text, encoding="utf-8")
+        return folder
 
     # the others
 
@@ -208,7 +193,7 @@ class _Part:
         everyone = tuple(map(Member.read, told))
         if _complete(everyone, self._place.world_size):
             self._test_links(meeting, everyone)
-        if meeting.hear("go", _LINK_SECONDS + 3 * _MESSAGE_SECONDS):
+        if meeting.hear("go", _LINK_SECONDS + 3 * MESSAGE_SECONDS):
             self._attend(meeting, everyone)
 
     # everyone
@@ -232,7 +217,7 @@ class _Part:
             ranks=self._place.world_size,
             leaders=[member.rank for member in members.leaders(everyone)],
         ).write()
-        child, limit = self._child, self._task.deadline + _MESSAGE_SECONDS / 2
+        child, limit = self._child, self._task.deadline + MESSAGE_SECONDS / 2
         state = ""
         self._told.patient = True
         child.go()
@@ -262,13 +247,14 @@ class _Part:
             "exit_code": self._child.poll(),
             "state": state,
             "told": self._told.time,
-            "output": self._output(),
+            "output": self._lines(OUTPUT, 0, _OUTPUT_LINES),
+            "nccl": self._lines(NCCL_OUTPUT, _NCCL_LINES, _NCCL_LINES) if self._child.poll() != 0 else "",
         }
 
-    def _output(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = (self._folder / OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
-            return "\n".join(lines[-_OUTPUT_LINES:])
+    def _lines(self, name: str, first: int, last: int) -> str:
+        """So many lines from both ends of a file."""
+        with contextlib.suppress(OSError), (self._folder / name).open(encoding="utf-8", errors="replace") as lines:
+            return "".join([*islice(lines, first), *deque(lines, maxlen=last)])
         return ""
 
     def _seconds(self) -> float:

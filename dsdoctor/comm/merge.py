@@ -26,6 +26,7 @@ def merge(records: Sequence[Records], attendances: Sequence[Attendance]) -> tupl
 
 def _rank(rank: int, records: Records, process: Attendance, state: str) -> CommRank:
     chosen = next((record for record in records if record["event"] == "chosen"), {})
+    asked = next((record for record in records if record["event"] == "asked"), {})
     steps = _steps(records)
     return CommRank(
         rank=rank,
@@ -37,6 +38,8 @@ def _rank(rank: int, records: Records, process: Attendance, state: str) -> CommR
         ending=_ending(records, steps, process, state),
         time=max((record["time"] for record in records), default=None),
         steps=steps,
+        calls=tuple(asked.get("calls", ())),
+        ras=asked.get("ras", ""),
     )
 
 

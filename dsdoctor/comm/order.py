@@ -3,8 +3,9 @@
 A record file holds JSON lines, each with `event` and `time` (seconds since the epoch):
 `hello` (rank, pid, host), `chosen` (device, backend), `bound` (uuid, free, total: the GPU and its bytes),
 `begin` (step, dtype, elements), `end` (step, dtype, status, seconds, text, stack, peers), `measured` (what, bytes,
-seconds a round), `timeout` (step, dtype, seconds, stack, peers), `terminated` (the same, when SIGTERM came). `peers`
-maps ranks of the same host to the state of their process: a letter of `/proc/PID/stat`, or `gone`.
+seconds a round), `timeout` (step, dtype, seconds, stack, peers), `terminated` (the same, when SIGTERM came),
+`asked` (calls, ras: collectives that torch's flight recorder shows as unfinished, and what NCCL said of the job).
+`peers` maps ranks of the same host to the state of their process: a letter of `/proc/PID/stat`, or `gone`.
 """
 
 from __future__ import annotations

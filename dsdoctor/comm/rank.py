@@ -61,6 +61,7 @@ class Check:
         self._size = size
         self._recorder = recorder
         self._watchdog = watchdog
+        self._most = CPU_LIMIT
 
     def run(self) -> int:
         steps: list[tuple[str, str, Callable[[], None]]] = [
@@ -112,6 +113,7 @@ class Check:
             asked = "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
         self._on_gpu = asked == "cuda"
         self._backend = "nccl" if self._on_gpu else "gloo"
+        self._watchdog.uses_nccl = self._on_gpu
         self._recorder.write("chosen", device=asked, backend=self._backend)
 
     def _rendezvous(self) -> None:
@@ -180,7 +182,7 @@ class Check:
         from dsdoctor.comm import collectives
 
         group = self._group(dtype)
-        passed = [self._step(step.__name__, dtype, partial(self._finish, step, group)) for step in collectives.STEPS]
+        passed = [self._step(step.__name__, dtype, partial(step, group)) for step in collectives.STEPS]
         return all(passed)
 
     def _as_in_the_job(self, dtype: str) -> bool:
@@ -189,28 +191,28 @@ class Check:
 
         group = self._group(dtype)
         passed = [
-            self._step(step.__name__, dtype, partial(self._finish, step, group))
+            self._step(step.__name__, dtype, partial(step, group))
             for step in (collectives.several_groups, collectives.repeated_all_reduce)
         ]
-        limit = self._largest(group.dtype.itemsize)
+        passed.append(self._step("largest-size", dtype, partial(self._agree_on_size, group)))
         sizes = [("all_reduce", elements) for elements in collectives.ODD_SIZES]
         sizes += [(message.collective, message.elements) for message in self._order.messages]
-        for name, elements in dict.fromkeys((name, min(elements, limit)) for name, elements in sizes):
+        for name, elements in dict.fromkeys((name, min(elements, self._most)) for name, elements in sizes):
             collective = {"all_reduce": collectives.all_reduce_of, "all_gather": collectives.all_gather_of}[name]
-            passed.append(self._step(name, dtype, partial(self._finish, collective, group, elements), elements))
+            passed.append(self._step(name, dtype, partial(collective, group, elements), elements))
         return all(passed)
 
-    def _largest(self, width: int) -> int:
+    def _agree_on_size(self, group: Group) -> None:
         """Elements of the largest message, the same on all ranks: a quarter of the memory of the fullest GPU."""
-        if not self._on_gpu:
-            return CPU_LIMIT
         import torch
         import torch.distributed as dist
 
-        free, _ = torch.cuda.mem_get_info(self._device)
-        smallest = torch.tensor([free // 4 // width], device=self._device)
-        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-        return int(smallest)
+        if self._on_gpu:
+            free, _ = torch.cuda.mem_get_info(self._device)
+            smallest = torch.tensor([free // 4 // group.dtype.itemsize], device=self._device)
+            dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+            group.wait_for_device()
+            self._most = int(smallest)
 
     def _measure(self, dtype: str) -> bool:
         """Figures are written down as they come; they are no judgement."""
@@ -219,7 +221,7 @@ class Check:
     def _write_figures(self, group: Group) -> None:
         from dsdoctor.comm import measuring
 
-        making = measuring.Measuring(group, self._synchronize, limit=self._order.deadline / 3)
+        making = measuring.Measuring(group, limit=self._order.deadline / 3)
         sizes = GPU_BYTES if self._on_gpu else CPU_BYTES
         parts = (making.collectives(sizes), making.pairs(self._order.pair_ranks), making.compute())
         for what, size, seconds in chain.from_iterable(parts):
@@ -229,17 +231,6 @@ class Check:
         from dsdoctor.comm import collectives
 
         return collectives.Group(rank=self._rank, size=self._size, device=self._device, dtype=_torch_dtype(dtype))
-
-    def _finish(self, collective: Callable[..., None], *arguments: object) -> None:
-        """On a GPU a collective is only queued when its call returns."""
-        collective(*arguments)
-        self._synchronize()
-
-    def _synchronize(self) -> None:
-        import torch
-
-        if self._on_gpu:
-            torch.cuda.synchronize()
 
     def _leave(self) -> None:
         """The last common act: after it no rank waits for this one."""

@@ -43,6 +43,8 @@ _CANNOT_CONNECT = re.compile(
 
 _CALL = re.compile(r"torch[\\/]distributed[\\/]distributed_c10d\.py\", line \d+, in (?!wrapper)(\w+)")
 """The outermost frame in torch's collectives, in a stack whose innermost frame comes last."""
+_WAITS = re.compile(r"torch[\\/]distributed[\\/]|, in wait_for_device\n")
+"""On a GPU a collective is only queued by its call, and waited for by `Group.wait_for_device`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +136,29 @@ def _mismatch(ranks: tuple[CommRank, ...]) -> CommReading | None:
     """
     inside = [rank for rank in ranks if rank.trouble is not None and called(rank)]
     for one, other in combinations(inside, 2):
-        if len(one.steps) == len(other.steps) and called(one) != called(other):
+        if len(one.steps) == len(other.steps) and _differ(one, other):
             return CommReading(kind="mismatch", ranks=(one, other))
     return None
 
 
+def _differ(one: CommRank, other: CommRank) -> bool:
+    """They call different collectives, by what is known of both in the same way: names of the two ways differ."""
+    known = [(tell(one), tell(other)) for tell in (_by_stack, _by_recorder)]
+    return next((mine != theirs for mine, theirs in known if mine and theirs), False)
+
+
 def called(rank: CommRank) -> str:
-    """The function of torch.distributed that the rank's last step stands in, empty where its stack shows none."""
+    """The collective that the rank's last step stands in, by its stack or torch's flight recorder; empty for none."""
+    return _by_stack(rank) or _by_recorder(rank)
+
+
+def _by_stack(rank: CommRank) -> str:
     found = _CALL.search(rank.steps[-1].stack) if rank.steps else None
     return found[1] if found else ""
+
+
+def _by_recorder(rank: CommRank) -> str:
+    return next(iter(rank.calls), "")
 
 
 def _stalled(ranks: tuple[CommRank, ...]) -> CommReading | None:
@@ -154,8 +170,4 @@ def _stalled(ranks: tuple[CommRank, ...]) -> CommReading | None:
 def _waits(rank: CommRank) -> bool:
     """Its last step was not over, and its stack is inside torch's collectives (or the meeting at the store)."""
     last = rank.steps[-1] if rank.steps else None
-    return last is not None and last.status in ("timeout", "unfinished") and _in_torch_distributed(last.stack)
-
-
-def _in_torch_distributed(stack: str) -> bool:
-    return re.search(r"torch[\\/]distributed[\\/]", stack) is not None
+    return last is not None and last.status in ("timeout", "unfinished") and _WAITS.search(last.stack) is not None

@@ -19,11 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dsdoctor.comm import ras
 from dsdoctor.comm.order import read_records, record_path
+from dsdoctor.runs import collectives
+from dsdoctor.runs.flight_recorder import dumps
 
 EXIT_TIMEOUT = 75
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _LOOK_EVERY = 0.1
+_ASKED = 2.0
+"""Seconds for NCCL's answer; all ranks ask at about the same time, before the first of them ends."""
 
 
 class Recorder:
@@ -51,6 +56,8 @@ class Watchdog:
         self._main = threading.get_ident()
         self._step: tuple[str, str, float] | None = None
         self._lock = threading.Lock()
+        self.uses_nccl = False
+        """To be set by the rank once it knows."""
 
     def start(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -87,11 +94,32 @@ class Watchdog:
             stack=self._stack(),
             peers=peer_states(self._folder, self._peers),
         )
+        if event == "timeout":
+            self._ask()
         os._exit(code)
+
+    def _ask(self) -> None:
+        """What else knows why: torch's flight recorder, and NCCL where that is used. Neither may keep us for long."""
+        told: dict[str, Any] = {"calls": [], "ras": ""}
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                told["calls"] = [call.operation for call in collectives.parse(_recorded()) if not call.finished]
+            if self.uses_nccl:
+                told["ras"] = ras.ask(_ASKED)
+
+        asking = threading.Thread(target=ask, name="asking", daemon=True)
+        asking.start()
+        asking.join(2 * _ASKED)
+        self._recorder.write("asked", **told)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def _recorded() -> list[Any]:
+    return [json.loads(dump()) for dump in dumps()]
 
 
 def peer_states(folder: str | Path, peers: list[int]) -> dict[str, str]:

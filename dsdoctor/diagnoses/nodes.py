@@ -211,10 +211,11 @@ def cured_by(diagnosis: Diagnosis, case: Case, variable: str, what: str, fixes: 
     """The check failed as it was asked for and passed with this one variable set, tried on the spot."""
     facts = case.comm
     tried = facts.experiments if facts is not None else ()
-    if facts is None or not any(one.passed and set(one.variables) == {variable} for one in tried):
+    cure = next((one for one in tried if one.passed and set(one.variables) == {variable}), None)
+    if facts is None or cure is None:
         return
     yield diagnosis.finding(
-        cause=f"the check fails over {facts.backend} and passes with {variable}=1: {what}",
+        cause=f"the check fails over {facts.backend} and passes with {variable}={cure.variables[variable]}: {what}",
         evidence=(
             Evidence(source=SOURCE, text=f"as configured: {facts.problem}"),
             *(Evidence(source=SOURCE, text=f"{one.name}: {'passes' if one.passed else one.problem}") for one in tried),

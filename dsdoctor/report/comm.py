@@ -9,6 +9,8 @@ from html import escape
 from dsdoctor.comm.facts import CommFacts
 from dsdoctor.comm.interfaces import Interface
 from dsdoctor.comm.members import hosts, odd_ones_out
+from dsdoctor.comm.nccl_log import NcclSummary
+from dsdoctor.comm.ras import troubles
 from dsdoctor.comm.speeds import Speeds
 from dsdoctor.machine.interconnect import Way
 from dsdoctor.units import rate, seconds, size
@@ -24,25 +26,32 @@ def summary(facts: CommFacts) -> str:
     return f"{facts.world_size} ranks{where} over {facts.backend} on {facts.device}: all values right"
 
 
-def lines(facts: CommFacts) -> Iterator[str]:
+def lines(facts: CommFacts | None, nccl: NcclSummary | None = None) -> Iterator[str]:
     """Tables in plain text; nothing where nothing was learnt."""
-    for title, table in _tables(facts):
+    for title, table in _tables(facts, nccl):
         yield ""
         yield title
         yield from _aligned(table)
 
 
-def sections(facts: CommFacts) -> list[str]:
+def sections(facts: CommFacts | None, nccl: NcclSummary | None = None) -> list[str]:
     """The same tables in HTML, the pairs of ranks as a map of colours."""
     found = []
-    for title, table in _tables(facts):
-        shades = _shades(facts.speeds) if title.startswith("pairs") and facts.speeds else {}
+    for title, table in _tables(facts, nccl):
+        shades = _shades(facts.speeds) if title.startswith("pairs") and facts and facts.speeds else {}
         rows = "".join(_html_row(row, number, shades) for number, row in enumerate(table))
         found.append(f"<h2>{escape(title)}</h2><table>{rows}</table>")
     return found
 
 
-def _tables(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
+def _tables(facts: CommFacts | None, nccl: NcclSummary | None) -> Iterator[tuple[str, list[list[str]]]]:
+    if facts is not None:
+        yield from _of_the_check(facts)
+    if nccl is not None and not nccl.silent:
+        yield "what NCCL logged", nccl.table()
+
+
+def _of_the_check(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
     if facts.members:
         yield "who took part", _members(facts)
         yield "what they run", _versions(facts)
@@ -52,6 +61,9 @@ def _tables(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
         yield "pairs of ranks, in GB/s", _pairs(facts.speeds)
     if facts.speeds is not None and (any(pair.way for pair in facts.speeds.pairs) or len(facts.speeds.pairs) == 1):
         yield "links, by their specification and as measured between two ranks", _links(facts.speeds)
+    ras = next((rank.ras for rank in facts.ranks if rank.ras), "")
+    if ras:
+        yield "what NCCL said of the job at that moment (RAS)", [[line] for line in troubles(ras) or ("no error",)]
     if facts.experiments:
         yield "what was tried then", [[one.name, "passes" if one.passed else one.problem] for one in facts.experiments]
 

@@ -22,6 +22,11 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Of gloo and of NCCL; which of them there are depends on the build and release of torch."""
 
 
+def recording() -> dict[str, str]:
+    """Variables that make torch record, in a number that holds the last steps; newer and older name of one thing."""
+    return dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000")
+
+
 class FlightRecorder:
     """Watches for requests from `start` on until `stop`."""
 
@@ -50,13 +55,14 @@ class FlightRecorder:
                     self._answer()
 
     def _answer(self) -> None:
-        parts = [dump() for dump in _dumps()]
+        parts = [dump() for dump in dumps()]
         partial = self._target.with_suffix(".partial")
         partial.write_bytes(b"[" + b",".join(parts) + b"]")
         os.replace(partial, self._target)
 
 
-def _dumps() -> list[Callable[[], bytes]]:
+def dumps() -> list[Callable[[], bytes]]:
+    """What gives the records of this process in JSON; none before torch made a process group."""
     module = sys.modules.get("torch._C._distributed_c10d")
     found = [getattr(module, name, None) for name in _DUMPS]
     return [dump for dump in found if dump is not None]

@@ -22,6 +22,7 @@ from typing import Literal
 import dsdoctor
 from dsdoctor.machine import cgroup
 from dsdoctor.runs import hostfile
+from dsdoctor.runs.flight_recorder import recording
 from dsdoctor.runs.spec import RUN_MARKER
 from dsdoctor.runs.trackers import tracker_variables
 
@@ -132,8 +133,7 @@ def environment(plan: LaunchPlan, folder: Path, base: Mapping[str, str] = os.env
     """
     env = {name: value for name, value in base.items() if not _OF_AN_OUTER_LAUNCHER.fullmatch(name)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, int(_usable_cores()) // plan.nproc)))
-    for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):  # older and newer name of one thing
-        env.setdefault(name, "2000")
+    env = {**recording(), **env}
     env.update(tracker_variables(folder, base))
     env.update({RUN_MARKER: str(folder), "PYTHONUNBUFFERED": "1"})
     if plan.device == "cpu":

@@ -79,6 +79,20 @@ def cannot_allocate() -> None:
     rank.Check._allocate = fail
 
 
+def fails_as_nccl_does() -> None:
+    """NCCL took a bridge of docker, says so in its log, and torch passes on its last words."""
+    abort = "socketStartConnect: Connect to 172.17.0.9<41234> failed : Software caused connection abort"
+
+    def fail(self: rank.Check) -> None:
+        with open(os.environ["NCCL_DEBUG_FILE"], "a") as log:
+            log.write("node1:4211:4299 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>\n")
+            log.writelines(f"node1:4211:4299 [0] NCCL INFO Trees [{number}] -1/-1/-1->0->1\n" for number in range(500))
+            log.write(f"node1:4211:4299 [0] misc/socket.cc:484 NCCL WARN {abort}\n")
+        raise RuntimeError(f"NCCL error in: NCCLUtils.hpp:268, unhandled system error\nLast error:\n{abort}")
+
+    rank.Check._join = fail
+
+
 if __name__ == "__main__":
     kind, _, wanted = os.environ.get("COMM_FAULT", "").partition(":")
     if kind and wanted in ("all", os.environ["RANK"]):

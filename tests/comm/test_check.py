@@ -75,6 +75,8 @@ def test_the_faulty_rank_is_named(run, fault, kind):
         assert "1 of 65536 elements" in found.step.text
     else:
         assert [rank.rank for rank in found.ranks] == [guilty]
+    if kind == "stalled":  # torch's flight recorder knows what the other one waits in
+        assert [rank.calls for rank in facts.ranks] == [("all_reduce",), ()]
     assert not any(alive(rank.pid) for rank in facts.ranks)
 
 

@@ -5,72 +5,111 @@ import os
 import pytest
 
 from dsdoctor.case import Case
-from dsdoctor.comm.experiments import with_experiments
+from dsdoctor.comm.experiments import EXPERIMENTS, with_experiments
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
+from dsdoctor.comm.nccl_log import read_summary
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.runs.launcher import LaunchPlan
+from dsdoctor.runs.processes import LAUNCHER_OUTPUT
 
 GOOD = (CommStep(name="goodbye", status="passed"),)
 STUCK = (CommStep(name="rendezvous", status="passed"), CommStep(name="all_reduce", status="timeout"))
+AGAIN, NO_P2P, NO_IB, LOOPBACK, NOTHING = EXPERIMENTS
+LOGGED = "node0:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+PRINTED = "NCCL DIAG [INFO] p2p: only 1/2 GPU-to-GPU peer accesses passed verification\n"
 
 
 class Machine:
-    """Passes where one of its cures is set, or on the CPU; writes down what it was asked."""
+    """Passes where one of its cures is set, or on the CPU; writes down what it was asked, and logs as NCCL does."""
 
     def __init__(self, *cures: str) -> None:
         self.cures = cures
         self.asked: list[dict[str, str]] = []
 
     def check(self, plan, *, config, folder, deadline, timeout) -> CommFacts:
-        names = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_DEBUG")
+        names = {name for variables in EXPERIMENTS.values() for name in variables} | {"NCCL_DEBUG"}
         env = {name: os.environ[name] for name in names if name in os.environ}
         self.asked.append({**env, "device": plan.device})
+        if plan.device != "cpu":
+            with open(os.environ["NCCL_DEBUG_FILE"].replace("%h", "node0").replace("%p", "1"), "a") as log:
+                log.write(LOGGED)
+        folder.mkdir()
+        if "NCCL_RUN_DIAGNOSTICS" in env:
+            (folder / LAUNCHER_OUTPUT).write_text(PRINTED)
         well = plan.device == "cpu" or any(cure in env for cure in self.cures)
         steps, ending = (GOOD, "finished") if well else (STUCK, "gave-up")
         ranks = tuple(CommRank(rank=rank, steps=steps, ending=ending) for rank in range(2))
         return CommFacts(world_size=2, backend="gloo" if plan.device == "cpu" else "nccl", ranks=ranks)
 
 
-def run(machine, tmp_path):
-    return with_experiments(LaunchPlan(nproc=2), config={}, folder=tmp_path, deadline=1.0, check=machine.check)[0]
+def run(machine, folder, device="auto", tell=lambda text: None):
+    plan = LaunchPlan(nproc=2, device=device)
+    return with_experiments(plan, config={}, folder=folder, deadline=1.0, check=machine.check, tell=tell)
 
 
 def test_nothing_is_tried_after_success(tmp_path):
     machine = Machine("NCCL_P2P_DISABLE")
-    facts = with_experiments(
-        LaunchPlan(nproc=2, device="cpu"), config={}, folder=tmp_path, deadline=1.0, check=machine.check
-    )[0]
+    facts, said = run(machine, tmp_path, device="cpu")
     assert facts.passed
     assert len(machine.asked) == 1
+    assert said == ()
 
 
 @pytest.mark.parametrize(
-    ("cures", "tried", "identity"),
+    ("cures", "tried", "identity", "words"),
     [
-        (("NCCL_P2P_DISABLE",), ["NCCL without P2P", "gloo"], "comm/p2p-hang"),
-        (("NCCL_IB_DISABLE",), ["NCCL without P2P", "NCCL without InfiniBand", "gloo"], "comm/ib-error"),
+        (("NCCL_P2P_DISABLE",), [AGAIN, NO_P2P, "gloo"], "comm/p2p-hang", "passes with NCCL_P2P_DISABLE=1"),
+        (("NCCL_IB_DISABLE",), [AGAIN, NO_P2P, NO_IB, "gloo"], "comm/ib-error", "passes with NCCL_IB_DISABLE=1"),
+        (
+            ("NCCL_SOCKET_IFNAME",),
+            [AGAIN, NO_P2P, NO_IB, LOOPBACK, "gloo"],
+            "comm/wrong-interface",
+            "passes with NCCL_SOCKET_IFNAME=lo",
+        ),
     ],
 )
-def test_what_cures_it_is_named(tmp_path, cures, tried, identity):
+def test_what_cures_it_is_named(tmp_path, cures, tried, identity, words):
     machine = Machine(*cures)
-    facts = run(machine, tmp_path)
+    facts, _ = run(machine, tmp_path)
     assert not facts.passed
     assert [one.name for one in facts.experiments] == tried
     assert facts.experiments[-2].passed
-    assert diagnose(Case(comm=facts), strict=True).findings[0].id == identity
-    assert machine.asked[0] == {"device": "auto"}  # as the user has it
-    assert all(asked["NCCL_DEBUG"] == "INFO" for asked in machine.asked[1:-1])
-    assert not set(os.environ) & {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG_FILE"}
+    first = diagnose(Case(comm=facts), strict=True).findings[0]
+    assert first.id == identity
+    assert words in first.cause
+    assert machine.asked[0] == {"device": "auto", "NCCL_DEBUG": "INFO"}  # else as the user has it
+    assert not set(os.environ) & {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG_FILE", "NCCL_RUN_DIAGNOSTICS"}
 
 
 def test_what_nothing_cures_accuses_nobody(tmp_path):
-    facts = run(Machine(), tmp_path)
-    assert [one.passed for one in facts.experiments] == [False, False, False, True]
+    facts, _ = run(Machine(), tmp_path)
+    assert [one.name for one in facts.experiments] == [*EXPERIMENTS, "gloo"]
+    assert [one.passed for one in facts.experiments] == [False] * len(EXPERIMENTS) + [True]
     ids = {finding.id for finding in diagnose(Case(comm=facts), strict=True).findings}
-    assert not ids & {"comm/p2p-hang", "comm/ib-error"}
+    assert not ids & {"comm/p2p-hang", "comm/ib-error", "comm/wrong-interface"}
 
 
-def test_what_the_user_set_is_there_again(tmp_path, monkeypatch):
+def test_what_passes_when_it_is_repeated_accuses_nobody(tmp_path):
+    facts, _ = run(Machine("NCCL_RUN_DIAGNOSTICS"), tmp_path)
+    assert [one.name for one in facts.experiments] == [AGAIN, "gloo"]
+    ids = {finding.id for finding in diagnose(Case(comm=facts), strict=True).findings}
+    assert not ids & {"comm/p2p-hang", "comm/ib-error", "comm/wrong-interface"}
+
+
+def test_what_nccl_said_of_the_failing_run_and_of_its_own_diagnostics(tmp_path):
+    told = []
+    _, said = run(Machine("NCCL_P2P_DISABLE"), tmp_path, tell=told.append)
+    summary = read_summary(said)
+    assert summary.to_dict()["channels"] == {"P2P/CUMEM": {"0-1": 3}}  # as given, once more, without P2P
+    assert list(summary.diagnostics) == ["[INFO] p2p: only 1/2 GPU-to-GPU peer accesses passed verification"]
+    assert [text.rpartition("trying: ")[2] for text in told] == [AGAIN, NO_P2P, "gloo instead of NCCL"]
+
+
+def test_what_the_user_set_is_kept_and_there_again(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    run(Machine(), tmp_path)
-    assert os.environ["NCCL_DEBUG"] == "WARN"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    machine = Machine()
+    run(machine, tmp_path)
+    assert {asked["NCCL_DEBUG"] for asked in machine.asked} == {"WARN"}
+    assert machine.asked[0]["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_SOCKET_IFNAME"]) == ("WARN", "eth0")

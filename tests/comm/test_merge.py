@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.comm.facts import CommFacts
+from dsdoctor.comm.facts import CommFacts, RankGpu
 from dsdoctor.comm.merge import merge
 from dsdoctor.comm.order import CommOrder, read_records, record_path
 from dsdoctor.comm.reading import read
@@ -192,3 +192,59 @@ def in_call(name: str) -> str:
 def test_ranks_that_call_different_collectives(one, other, kind):
     found = reading([[*ARRIVED, *one], [*ARRIVED, *other]], [process(0, 75), process(1, 75)])
     assert found.kind == kind
+
+
+ON_GPU = 'File "/env/dsdoctor/comm/collectives.py", line 3, in wait_for_device\n    torch.cuda.synchronize()\n'
+IN_PRODUCT = 'File "/env/dsdoctor/comm/measuring.py", line 3, in compute\n    torch.cuda.synchronize()\n'
+
+
+def asked(*calls: str, ras: str = "") -> dict:
+    return record("asked", 9, calls=list(calls), ras=ras)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind", "guilty"),
+    [
+        pytest.param(
+            [*gave_up("all_reduce", 9, stack=ON_GPU), asked("all_reduce")],
+            [*gave_up("all_reduce", 9, stack=ON_GPU), asked("all_reduce")],
+            "unreachable",
+            [0, 1],
+            id="both wait for the device to end the collective",
+        ),
+        pytest.param(
+            [*gave_up("all_reduce", 9, stack=ON_GPU), asked("all_reduce")],
+            [*gave_up("all_reduce", 9, stack=ON_GPU), asked("broadcast")],
+            "mismatch",
+            [0, 1],
+            id="the recorder shows different calls",
+        ),
+        pytest.param(
+            [*gave_up("all_gather", 9, stack=in_call("all_gather_into_tensor")), asked("_all_gather_base")],
+            [*gave_up("all_gather", 9, stack=ON_GPU), asked("_all_gather_base")],
+            "unreachable",
+            [0, 1],
+            id="the recorder's names are not those of the stack",
+        ),
+        pytest.param(
+            [*gave_up("measure", 9, stack=ON_GPU)],
+            [*gave_up("measure", 9, stack=IN_PRODUCT)],
+            "stalled",
+            [1],
+            id="a GPU that does not come back from its own work",
+        ),
+    ],
+)
+def test_ranks_that_wait_for_their_gpu(one, other, kind, guilty):
+    found = reading([[*ARRIVED, *one], [*ARRIVED, *other]], [process(0, 75), process(1, 75)])
+    assert (found.kind, [rank.rank for rank in found.ranks]) == (kind, guilty)
+
+
+def test_what_a_rank_said_of_its_gpu_and_of_the_job():
+    bound = record("bound", 2, uuid="u0", free=70, total=80)
+    records = [*ARRIVED, bound, *gave_up("all_reduce", 9), asked("all_reduce", ras="Job summary")]
+    (rank,) = merge([records], [process(0, 75)])
+    assert rank.gpu == RankGpu(uuid="u0", free_bytes=70, total_bytes=80)
+    assert (rank.calls, rank.ras) == (("all_reduce",), "Job summary")
+    (plain,) = merge([ARRIVED], [process(0, 75)])
+    assert (plain.gpu, plain.calls, plain.ras) == (None, (), "")

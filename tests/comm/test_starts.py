@@ -60,6 +60,24 @@ def test_one_task_a_rank(tmp_path, port, launcher, names, more):
 
 
 @pytest.mark.full
+def test_what_nccl_logged_on_the_rank_that_failed(tmp_path, port):
+    """Its log comes to rank 0 with the report, the middle of it left out, and is read there."""
+    base = stand_ins.put(tmp_path / "bin", tasks=stand_ins.TASKS)
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE"
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "COMM_FAULT": "fails_as_nccl_does:1"}
+    env = environment(base, NAMES=names, NTASKS="2", **more)
+    command = ["tasks", sys.executable, "-m", "tests.comm.faulty_member", "comm", "--json", "--device", "cpu"]
+    done = run(command, env, ROOT)
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    first = document["findings"][0]
+    assert first["id"] == "comm/wrong-interface"
+    assert "docker0" in first["cause"]
+    assert document["nccl"]["interfaces"] == {"docker0": 1}
+    assert len(document["nccl"]["warnings"]) == 1
+
+
+@pytest.mark.full
 def test_the_deepspeed_launcher(tmp_path, port):
     launch = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={port}"]
     done = run([*launch, "--module", "dsdoctor", "comm", "--device", "cpu"], environment(dict(os.environ)), tmp_path)
