@@ -304,6 +304,7 @@ def _introduction(place: Started, task: Task, master: Resolution) -> Member:
         place,
         config=task.config,
         master=master.addresses,
+        devices=_devices(task.device),
         interface=interfaces.chosen(backend, os.environ, here, interfaces.own_address()),
         route=interfaces.with_address(way_out, here),
     )
@@ -314,6 +315,12 @@ def _complete(everyone: tuple[Member, ...], world_size: int) -> bool:
     return (
         sorted(member.rank for member in everyone) == list(range(world_size)) and members.world_sizes(everyone) is None
     )
+
+
+def _devices(device: str) -> int | None:
+    import torch
+
+    return torch.cuda.device_count() if device != "cpu" else None
 
 
 def _uses_cuda(device: str) -> bool:

@@ -32,8 +32,9 @@ class Member:
     `interface` is the one that the ranks of its node will use, `port` where a leader of a node listens on it for the
     test of links, `route` the one that the way to the master goes out from. `master` are the addresses that the
     master's name resolves to there. `config_hash` is empty without a ds_config. `ports` are the active ones of its
-    node's InfiniBand or RoCE cards that NCCL may use, in bytes a second. `clock` is its clock minus rank 0's in
-    seconds, None where it was not heard; good to a tenth.
+    node's InfiniBand or RoCE cards that NCCL may use, in bytes a second. `devices` is the number of GPUs that
+    torch sees there, None where none is wanted. `clock` is its clock minus rank 0's in seconds, None where it was not
+    heard; good to a tenth.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Member:
     versions: Mapping[str, str] = field(default_factory=dict)
     config_hash: str = ""
     ports: Mapping[str, float] = field(default_factory=dict)
+    devices: int | None = None
     clock: float | None = None
 
     @property
@@ -95,8 +97,8 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def introduce(place: Started, *, config: Mapping[str, Any], master: tuple[str, ...], **network: Any) -> Member:
-    """This process's own entry; `network` are `interface`, `route` and `port`."""
+def introduce(place: Started, *, config: Mapping[str, Any], master: tuple[str, ...], **more: Any) -> Member:
+    """This process's own entry; `more` are `interface`, `route` and `devices`."""
     return Member(
         rank=place.rank,
         local_rank=place.local_rank,
@@ -107,7 +109,7 @@ def introduce(place: Started, *, config: Mapping[str, Any], master: tuple[str, .
         versions=versions(),
         config_hash=config_hash(config),
         ports=interconnect.ports() if os.environ.get("NCCL_IB_DISABLE", "0") in ("", "0") else {},
-        **network,
+        **more,
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dsdoctor.case import Case
-from dsdoctor.diagnoses import op_builds
+from dsdoctor.diagnoses import nodes, op_builds
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.forms import Form, TextDiagnosis
 from dsdoctor.finding import Evidence, Finding, Fix, Severity
@@ -33,7 +33,8 @@ class NoDevice(TextDiagnosis):
 
     What proves it: torch's exception (`Found no NVIDIA driver`, a driver too old for this torch, `Unexpected error from
     cudaGetDeviceCount`, `no CUDA-capable device`, `invalid device ordinal`, a build of torch without CUDA or NCCL), or
-    a device that was asked for (`--device cuda`, `DS_ACCELERATOR=cuda`) where torch sees no GPU.
+    a device that was asked for (`--device cuda`, `DS_ACCELERATOR=cuda`) where torch sees no GPU; or a node of a
+    communication check that was given more ranks than it has GPUs.
 
     When it could be wrong: without such a wish DeepSpeed silently chooses its CPU accelerator; that is a finding of its
     own and no error.
@@ -58,11 +59,12 @@ class NoDevice(TextDiagnosis):
     )
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        told = list(nodes.too_few_devices(self, case))
         proof = (*_wish(case), *_refused(case))
-        if not proof:
-            yield from super().examine(case)
+        if told or not proof:
+            yield from told or super().examine(case)
             return
-        seen = () if case.machine is None else (_devices(case.machine),)
+        seen = () if case.machine is None or case.machine.accelerator is None else (_devices(case.machine),)
         yield self.finding(cause=self.cause, evidence=(*proof, *seen), confidence=0.95, fixes=self.fixes)
 
 

@@ -164,6 +164,34 @@ def world_sizes(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
         )
 
 
+def too_few_devices(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
+    """A node was given more ranks than torch sees GPUs there, in a job that uses GPUs."""
+    everyone = case.comm.members if case.comm is not None and not case.comm.passed else ()
+    if not any(member.devices for member in everyone):
+        return
+    without = [member for member in everyone if member.devices is not None and member.local_rank >= member.devices]
+    if not without:
+        return
+    first = without[0]
+    ranks = [member.rank for member in everyone if member.host == first.host]
+    yield diagnosis.finding(
+        cause=f"{first.host} was given {len(ranks)} ranks, and torch sees {first.devices} GPUs there",
+        evidence=tuple(
+            Evidence(
+                source=SOURCE,
+                rank=member.rank,
+                text=f"local rank {member.local_rank} on {member.host}, which has {member.devices} GPUs",
+            )
+            for member in without
+        )[:_MAX_EVIDENCE],
+        confidence=0.95,
+        fixes=(
+            Fix(text=f"start at most {first.devices} ranks on {first.host} (slots, --nproc-per-node)"),
+            Fix(text="or see why GPUs are hidden there: nvidia-smi, CUDA_VISIBLE_DEVICES, the container's --gpus"),
+        ),
+    )
+
+
 def versions(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
     """Ranks whose versions or ds_config are not those of the others."""
     everyone = case.comm.members if case.comm is not None else ()

@@ -107,6 +107,18 @@ UNEVEN_MEMORY = nodes(speeds=pairs(p03=1e9), backend="gloo")
 TCP = nodes(speeds=pairs(Way(name="TCP (eth0)", best=100e9), across=True), backend="gloo")
 HALF_OF_THE_LINK = nodes(speeds=pairs(Way(name="PCIe (PIX)", best=31.5e9)), backend="nccl")
 LINK_NOT_KNOWN = nodes(speeds=pairs(Way(name="PCIe (?)")), backend="nccl")
+
+
+def on_gpus(*devices: int | None, **facts) -> Case:
+    """Ranks 0 and 1 on node0, 2 and 3 on node1; so many GPUs on the node of each."""
+    return nodes({rank: {"devices": count} for rank, count in enumerate(devices)}, **{"ranks": FAILED, **facts})
+
+
+ONE_GPU_FOR_TWO = on_gpus(2, 2, 1, 1)
+NO_GPU_THERE = on_gpus(2, 2, 0, 0)
+ENOUGH_GPUS = on_gpus(2, 2, 2, 2)
+ON_CPUS = on_gpus(0, 0, 0, 0)
+NOT_ASKED = on_gpus(None, None, None, None)
 THROTTLED = nodes(speeds=computes(1.0, 1.05, 2.1, 0.95), device="cuda")
 EVEN_GPUS = nodes(speeds=computes(1.0, 1.05, 1.4, 0.95), device="cuda")
 TWO_GPUS = nodes(speeds=computes(1.0, 3.0), device="cuda")
@@ -124,6 +136,7 @@ POSITIVE = {
     "comm/ib-error": [CURED_WITHOUT_IB],
     "comm/slow-link": [SLOW, SLOW_ACROSS, NOT_BY_NVLINK],
     "comm/slow-rank": [THROTTLED],
+    "environment/no-device": [ONE_GPU_FOR_TWO, NO_GPU_THERE],
 }
 SEVERAL_LAUNCHERS_HERE = nodes({rank: {"local_rank": 0, "host": "here", "master": ("127.0.0.1",)} for rank in range(4)})
 ALL_CASES = [
@@ -137,6 +150,9 @@ ALL_CASES = [
     EVEN_GPUS,
     TWO_GPUS,
     BUSY_CPU,
+    ENOUGH_GPUS,
+    ON_CPUS,
+    NOT_ASKED,
     ONLY_GLOO,
     *(case for cases in POSITIVE.values() for case in cases),
 ]
@@ -176,6 +192,9 @@ def test_the_sentences_name_host_rank_and_variable():
     assert link.cause == (
         "ranks 0 (node0) and 1 (node0) exchange 10.0 GB/s, where NVLink (NV12) should give 300.0 GB/s"
     )
+    (few,) = found(ONE_GPU_FOR_TWO, "environment/no-device")
+    assert few.cause == "node1 was given 2 ranks, and torch sees 1 GPUs there"
+    assert [one.rank for one in few.evidence] == [3]
     (rank,) = found(THROTTLED, "comm/slow-rank")
     assert "rank 2 (node1) computes 2.0 times more slowly" in rank.cause  # 2.1 against 1.025
 
