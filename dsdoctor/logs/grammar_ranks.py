@@ -89,6 +89,13 @@ EXITS = (
 )
 
 RANKS = (
+    # A launcher starts the ranks: the `deepspeed` command, torchrun (also where it starts them again).
+    _row(
+        "started",
+        ("WORLD INFO DICT", "OMP_NUM_THREADS", "for entrypoint", "will restart worker group"),
+        r"launch\.py:\d+:main\] WORLD INFO DICT|Setting OMP_NUM_THREADS environment variable for each process"
+        r"|starting workers for entrypoint|will restart worker group",
+    ),
     _row("nccl-p2p", "via P2P/", r"NCCL INFO Channel .* via P2P/"),
     _row(
         "nccl-version",

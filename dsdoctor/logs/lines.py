@@ -96,11 +96,11 @@ class LineReader:
     def bar_at(self, done: int) -> None:
         """A bar of one epoch shows so many steps."""
         self._bar = (done, self._bar[1])
-        self._story.progress(self._bar[1] + done)
+        self._story.done(self._bar[1] + done)
 
     def step_at(self, step: float) -> None:
         if math.isfinite(step):
-            self._story.progress(int(step))
+            self._story.done(int(step))
 
     def _segment(self, segment: str, number: int, rows: Sequence[LinePattern]) -> None:
         if not (self._readers or self._blocks or segment.strip()):
@@ -139,7 +139,7 @@ class LineReader:
             reader = self._readers[place.rank] = TracebackReader(self._source.name, place.rank)
         elif not begins and not reader.busy:
             return False
-        moment = Moment(place.line, self._story.step, self._time, self._story.steps_shown)
+        moment = Moment(place.line, self._story.step, self._time, self._story.progress.shown)
         consumed = reader.bare(line.text, moment) if bare else reader.feed(line.text, moment)
         self._take(reader, keep=1 if reader.busy else 0)
         return consumed
@@ -190,12 +190,20 @@ class LineReader:
             self._progress(kind, match, place)
         elif row in EXITS:
             self._exit(kind, match, place)
+        elif kind == "started":
+            self._started(place)
         else:
             fields = {name: value for name, value in match.groupdict().items() if value is not None}
             if "rank" in fields:
                 place = replace(place, rank=int(fields["rank"]))
             self._learn(kind, fields)
             self._story.event(kind, fields, place)
+
+    def _started(self, place: Place) -> None:
+        """Steps are counted anew where the ranks are started again; a block is then chosen from anew, too."""
+        if self._story.progress.started(place.source, place.line):
+            self._dicts, self._bar = 0, (0, 0)
+            self.attention = max(self.attention, 1)
 
     def _learn(self, kind: str, fields: dict[str, str]) -> None:
         settings = self._story.settings
@@ -228,7 +236,8 @@ class LineReader:
         )
         named = groups.get("rank")
         self._story.tick()
-        self._story.scale.add(int(named) if named else place.rank, told)
+        attempt = self._story.progress.attempt(place.source)
+        self._story.scale.add((int(named) if named else place.rank, attempt), told)
 
     def _progress(self, kind: str, match: re.Match[str], place: Place) -> None:
         if kind == "bar":
@@ -240,7 +249,7 @@ class LineReader:
                     self.step_at(float(pair["value"]))
             self._values(PAIR, match.group(), place)
         else:
-            self._story.progress(int(match["step"]))
+            self._story.done(int(match["step"]))
             if kind in ("plain-step", "pipe-step"):
                 self._values(NAMED_VALUE, place.text[match.start() :], place)
             elif kind == "megatron":
@@ -260,7 +269,7 @@ class LineReader:
         if done < before and title:
             base += before  # a new epoch has begun
         self._bar = (done, base)
-        self._story.progress(base + done)
+        self._story.done(base + done)
 
     def _exit(self, kind: str, match: re.Match[str], place: Place) -> None:
         if kind == "exit-rank":

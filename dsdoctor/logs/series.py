@@ -83,15 +83,16 @@ class SeriesBuilder:
         """So many values came that did not have to be added."""
         self._count += count
 
-    def build(self) -> Series:
-        """The series so far."""
+    def build(self, begins: int = 0) -> Series:
+        """The series so far, from a line on."""
         chosen = self._points
         thinned = self._count > KEEP
         if thinned:
             chosen = self._points[:: -(-len(self._points) // (KEEP - _NON_FINITE_KEPT - 3))]
         extremes = [point for point in (self._least, self._most, self._last) if point is not None]
         unique = {id(point): point for point in (*chosen, *self._special, *extremes)}
-        ordered = sorted(unique.values(), key=lambda point: (point.source, point.line))
+        counting = (point for point in unique.values() if point.line > begins)
+        ordered = sorted(counting, key=lambda point: (point.source, point.line))
         return Series(name=self._name, points=tuple(map(_point, ordered)), thinned=thinned)
 
 

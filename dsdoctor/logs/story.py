@@ -12,13 +12,12 @@ from dsdoctor.finding import Evidence
 from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
 from dsdoctor.logs.grammar_ranks import ENDS
 from dsdoctor.logs.precision import precision_of, scale_settings
+from dsdoctor.logs.progress import THAT_CLEARS, Progress
 from dsdoctor.logs.series import MAX_TEXT, SeriesBuilder
 from dsdoctor.logs.timeline import ScaleTimeline, SkipCounter, history
 from dsdoctor.loss_scale import LossScaleHistory, SkipCount
 from dsdoctor.runs.facts import Failure
 
-PROGRESS_THAT_CLEARS = 3
-"""Steps done after an exception, or another end, from which on it had not ended the job."""
 _COUNTERS = ("skip-count", "skips-since")
 FIGURES = {
     "forward": "forward_ms",
@@ -82,15 +81,12 @@ class _Exited:
 
 @dataclass
 class Story:
-    """The accumulators. `step` is the last step that a line of progress named."""
+    """The accumulators."""
 
     lines: int = 0
     source: str = ""
     """The source that is being read."""
-    step: int | None = None
-    first_step: int | None = None
-    """The lowest step that a line of progress named."""
-    steps_seen: int = 0
+    progress: Progress = field(default_factory=Progress)
     scale: ScaleTimeline = field(default_factory=ScaleTimeline)
     skips: SkipCounter = field(default_factory=SkipCounter)
     config: Mapping[str, Any] | None = None
@@ -102,12 +98,6 @@ class Story:
     last: Place | None = None
     series: dict[str, SeriesBuilder] = field(default_factory=dict)
     _order: int = 0
-    _progress: int = 0
-    _last_progress: int | None = None
-    _finished: int | None = None
-    _finished_at: dict[str, int] = field(default_factory=dict)
-    """The last line of each source that says that the work, and not only a process, is done."""
-    _reached: dict[str, int] = field(default_factory=dict)
     _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
     _kinds: Counter[str] = field(default_factory=Counter)
     _exits: dict[tuple[int | None, int], _Exited] = field(default_factory=dict)
@@ -123,27 +113,18 @@ class Story:
         self._order += 1
         return self._order
 
-    def progress(self, step: int) -> None:
-        """A step was done. Only a step beyond all before counts as progress."""
-        order = self.tick()
-        self.first_step = step if self.first_step is None else min(step, self.first_step)
-        if step > self.steps_seen:
-            self._progress += 1
-            self._last_progress = order
-            self.steps_seen = step
-        self._reach(step)
-        self.step = step
+    @property
+    def step(self) -> int | None:
+        """The last step that a line of progress named."""
+        return self.progress.step
+
+    def done(self, step: int) -> None:
+        """A step was done."""
+        self.progress.done(self.source, step, self.tick())
 
     def shown(self, count: int) -> None:
         """The source has shown `count` lines about steps that have no number: at least so many steps were done."""
-        if count > self.steps_seen:
-            self._progress += 1
-            self._last_progress = self.tick()
-            self.steps_seen = count
-        self._reach(count)
-
-    def _reach(self, step: int) -> None:
-        self._reached[self.source] = max(step, self._reached.get(self.source, 0))
+        self.progress.counted(self.source, count, self.tick())
 
     def builder(self, name: str) -> SeriesBuilder:
         """The series of this name in the making, from its first value on."""
@@ -166,15 +147,13 @@ class Story:
             return
         order = self.tick()
         if kind == "finished":
-            self._finished = order
-            if "exits successfully" not in place.text:
-                self._finished_at[place.source] = place.line
+            self.progress.ended(place.source, place.line, order, work="exits successfully" not in place.text)
         key: tuple[object, ...] = (kind, place.source, place.rank, tuple(sorted(fields.items())))
         known = self._events.get(key)
         if known is not None:
             known.count += 1
             known.last_line = place.line
-            known.reached = self._reached.get(place.source, 0)
+            known.reached = self.progress.reached(place.source)
             return
         if self._kinds[kind] < MAX_EVENTS:
             self._kinds[kind] += 1
@@ -192,7 +171,7 @@ class Story:
             host=place.host,
             fields=dict(fields),
         )
-        self._events[key] = _Counted(first, last_line=place.line, reached=self._reached.get(place.source, 0))
+        self._events[key] = _Counted(first, last_line=place.line, reached=self.progress.reached(place.source))
 
     def again(self, kind: str, rank: int | None, count: int) -> None:
         """An event without fields that the story knows came so many times more."""
@@ -207,7 +186,7 @@ class Story:
             self.value("loss_scale", scale, place)
         count = SkipCount(step=step, skipped=skipped, scale=scale, evidence=place.evidence(step))
         add = self.skips.add if kind == "skip-count" else self.skips.add_since
-        add((place.source, place.rank), count)
+        add((place.source, place.rank, self.progress.attempt(place.source)), count)
 
     def _figures(self, fields: Mapping[str, str], place: Place) -> None:
         for name, text in fields.items():
@@ -218,21 +197,16 @@ class Story:
         exit = ProcessExit(
             code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher
         )
-        reached = self._reached.get(place.source, 0)
+        reached = self.progress.reached(place.source)
         if len(self._exits) >= MAX_EXITS and (rank, code) not in self._exits:
             return
         self._exits.setdefault((rank, code), _Exited(exit, reached)).reached = reached
 
-    @property
-    def steps_shown(self) -> int:
-        """How many lines of progress there were so far."""
-        return self._progress
-
     def failure(self, failure: Failure, progress: int) -> None:
-        """An exception; `progress` is what `steps_shown` was when it came."""
+        """An exception; `progress` is what `progress.shown` was when it came."""
         if len(self._failures) < MAX_FAILURES:
-            reached = self._reached.get(failure.source, 0)
-            passed = self._progress - progress
+            reached = self.progress.reached(failure.source)
+            passed = self.progress.shown - progress
             self._failures.append(_Candidate(failure, self.tick(), progress, passed, reached))
 
     def facts(self, sources: tuple[str, ...]) -> LogFacts:
@@ -240,45 +214,38 @@ class Story:
         exits = tuple(
             exited.exit
             for exited in self._exits.values()
-            if not self._went_on(exited.exit.evidence.source, exited.reached, exited.exit.evidence.line)
+            if not self.progress.went_on(exited.exit.evidence.source, exited.reached, exited.exit.evidence.line)
         )
         failures = tuple(candidate.failure for candidate in self._kept(exits))
-        series = tuple(builder.build() for builder in self.series.values())
+        begins = self.progress.begins()
+        series = tuple(one for builder in self.series.values() if (one := builder.build(begins)).points)
         end = self._end(failures, exits)
         return LogFacts(
             sources=sources,
             lines=self.lines,
             ranks=tuple(sorted(self.ranks)),
-            steps_seen=self.steps_seen,
+            steps_seen=self.progress.most(),
             events=tuple(self._all_events()),
             failures=failures,
             exits=exits,
-            loss_scale=self._history(failures, end),
+            loss_scale=self._history(failures, end, begins),
             series=series,
             config=self.config,
             settings=self.settings,
             versions=self.versions,
             end=end,
             last_line=self.last.evidence(self.step) if self.last is not None else None,
-            last_progress=self._last_progress,
+            last_progress=self.progress.last,
             unreadable=tuple(self.unreadable),
             unfinished=tuple(self.unfinished),
         )
 
-    def _went_on(self, source: str, reached: int, line: int | None) -> bool:
-        """True if that source shows steps beyond those it had reached when something came at that line.
-
-        A few steps are enough where the end of the work follows them.
-        """
-        more = self._reached.get(source, 0) - reached
-        return more >= PROGRESS_THAT_CLEARS or (more > 0 and (line or 0) < self._finished_at.get(source, 0))
-
     def _survived(self, candidate: _Candidate) -> bool:
         """True if steps were done after that exception, and not only those that another source tells of."""
-        later = self._progress - candidate.progress
-        reached = self._reached.get(candidate.failure.source, 0)
+        later = self.progress.shown - candidate.progress
+        reached = self.progress.reached(candidate.failure.source)
         passed = candidate.passed if reached <= candidate.reached else later
-        return passed >= PROGRESS_THAT_CLEARS
+        return passed >= THAT_CLEARS
 
     def _kept(self, exits: tuple[ProcessExit, ...]) -> list[_Candidate]:
         """The exceptions that were not survived, oldest first.
@@ -290,8 +257,9 @@ class Story:
         kept = [candidate for candidate in self._failures if not self._survived(candidate)]
         if not kept and any(exit.code > 0 for exit in exits):
             kept = self._failures[-1:]
-        if self._finished is not None and not died:
-            kept = [candidate for candidate in kept if not self._worked_on(candidate, self._finished)]
+        finished = self.progress.finished
+        if finished is not None and not died:
+            kept = [candidate for candidate in kept if not self._worked_on(candidate, finished)]
         kept = self._believed(kept, died)
         timed = all(candidate.failure.time is not None for candidate in kept)
         return sorted(kept, key=lambda c: ((c.failure.time or 0.0) if timed else 0.0, c.order))
@@ -299,7 +267,7 @@ class Story:
     def _worked_on(self, candidate: _Candidate, finished: int) -> bool:
         """True if the work was done after that exception, which may have been read as a whole only later."""
         failure = candidate.failure
-        return candidate.order <= finished or (failure.line or 0) < self._finished_at.get(failure.source, 0)
+        return candidate.order <= finished or self.progress.finished_after(failure.source, failure.line)
 
     def _believed(self, kept: list[_Candidate], died: bool) -> list[_Candidate]:
         """Without the lines `Type: message` that no traceback and no rank belongs to, unless the log ends with one.
@@ -317,7 +285,7 @@ class Story:
         lasting = (
             c
             for c in self._events.values()
-            if c.first.kind not in ENDS or not self._went_on(c.first.source, c.reached, c.last_line)
+            if c.first.kind not in ENDS or not self.progress.went_on(c.first.source, c.reached, c.last_line)
         )
         found = [replace(c.first, count=c.count, last_line=c.last_line) for c in lasting]
         return sorted(found, key=lambda event: event.order)
@@ -325,27 +293,27 @@ class Story:
     def _end(self, failures: tuple[Failure, ...], exits: tuple[ProcessExit, ...]) -> End:
         if failures or any(exit.code != 0 for exit in exits):
             return "failed"
-        return "finished" if self._finished is not None else "open"
+        return "finished" if self.progress.finished is not None else "open"
 
-    def _history(self, failures: tuple[Failure, ...], end: End) -> LossScaleHistory | None:
+    def _history(self, failures: tuple[Failure, ...], end: End, begins: int) -> LossScaleHistory | None:
         precision = precision_of(self.config, self.settings)
-        lines = self.scale.lines(precision)
+        lines = self.scale.lines(precision, begins)
         raised = next((f for f in failures if MINIMUM_REACHED in f.message), None)
         proof = None
         if raised is not None:
             text = f"{raised.type}: {raised.message}".splitlines()[0]
             proof = Evidence(source=raised.source, line=raised.line, rank=raised.rank, step=raised.step, text=text)
-        losses = [point.value for point in self.series["loss"].build().points] if "loss" in self.series else []
+        losses = [point.value for point in self.series["loss"].build(begins).points] if "loss" in self.series else []
         # The Trainer prints 0.0 for a loss that is not finite, so a 0.0 at the end says nothing.
         known = bool(losses) and losses[-1] != 0
         return history(
             lines,
             unlisted=self.scale.unlisted(lines),
-            counts=self.skips.counts(),
+            counts=self.skips.counts(begins),
             settings=scale_settings(self.config, self.settings),
             precision=precision,
-            steps_seen=self.steps_seen or None,
-            first_step=self.first_step,
+            steps_seen=self.progress.most() or None,
+            first_step=self.progress.first_step,
             raised=proof,
             loss_finite=all(map(math.isfinite, losses)) if known else None,
             ended=end != "open",

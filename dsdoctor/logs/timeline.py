@@ -36,18 +36,22 @@ class Overflow:
     """The line has no prefix of a logger: a print of an old release, or a quotation."""
 
 
+Printer = tuple[object, ...]
+"""Who prints lines that tell one story: a rank of one attempt."""
+
+
 class ScaleTimeline:
     """Collects overflow lines by the rank that printed them: every rank of a job sees the same overflows."""
 
     def __init__(self) -> None:
-        self._by_rank: dict[int | None, list[Overflow]] = {}
+        self._by_rank: dict[Printer, list[Overflow]] = {}
         self._kept = 0
         self._unlisted = 0
         self._full = False
         self.iteration: int | None = None
         """The step that a line before named, where the lines about the scale do not."""
 
-    def add(self, rank: int | None, overflow: Overflow) -> None:
+    def add(self, rank: Printer, overflow: Overflow) -> None:
         full = self._kept >= MAX_ATTEMPTS and not self._make_room()
         if rank not in self._by_rank and self._full:
             return
@@ -78,9 +82,12 @@ class ScaleTimeline:
         """How many more overflows there were than these, which `lines` has given."""
         return self._unlisted if len(lines) == self._kept else 0
 
-    def lines(self, precision: str | None) -> list[Overflow]:
-        """The overflows of the rank that tells most, without lines that the precision rules out or that are quoted."""
-        lines = max(self._by_rank.values(), key=len, default=[])
+    def lines(self, precision: str | None, begins: int = 0) -> list[Overflow]:
+        """The overflows from a line on, of the rank that tells most, without those that the precision rules out or
+        that are quoted.
+        """
+        told = ([line for line in lines if line.line > begins] for lines in self._by_rank.values())
+        lines = max(told, key=len, default=[])
         if precision in ("bf16", "fp32"):
             lines = [line for line in lines if line.scale is None or line.scale == 1]
         if any(not line.bare for line in lines):
@@ -92,9 +99,9 @@ class SkipCounter:
     """Collects what counters of skipped steps say, by the rank that printed them, always as sums from the start."""
 
     def __init__(self) -> None:
-        self._by_rank: dict[tuple[str, int | None], list[SkipCount]] = {}
+        self._by_rank: dict[Printer, list[SkipCount]] = {}
 
-    def add(self, key: tuple[str, int | None], count: SkipCount) -> None:
+    def add(self, key: Printer, count: SkipCount) -> None:
         """A line that says how many steps were skipped so far."""
         if len(self._by_rank) >= MAX_RANKS and key not in self._by_rank:
             return
@@ -107,15 +114,19 @@ class SkipCounter:
         if len(counts) > MAX_COUNTS:
             del counts[1:-1:2]
 
-    def add_since(self, key: tuple[str, int | None], count: SkipCount) -> None:
+    def add_since(self, key: Printer, count: SkipCount) -> None:
         """A line that says how many steps were skipped since the line before."""
         counts = self._by_rank.get(key)
         self.add(key, replace(count, skipped=count.skipped + (counts[-1].skipped if counts else 0)))
 
-    def counts(self) -> tuple[SkipCount, ...]:
-        """Those of the rank that tells most."""
-        longest: list[SkipCount] = max(self._by_rank.values(), key=len, default=[])
-        return tuple(longest)
+    def counts(self, begins: int = 0) -> tuple[SkipCount, ...]:
+        """Those from a line on, of the rank that tells most."""
+        told = (tuple(one for one in counts if _line(one) > begins) for counts in self._by_rank.values())
+        return max(told, key=len, default=())
+
+
+def _line(count: SkipCount) -> int:
+    return (count.evidence.line or 0) if count.evidence is not None else 0
 
 
 def _stands_still(*counts: SkipCount) -> bool:

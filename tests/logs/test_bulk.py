@@ -206,3 +206,26 @@ def test_any_mixture(tmp_path, lines):
     path = tmp_path / "a.log"
     path.write_bytes("".join(lines).encode())
     same(path)
+
+
+START = "[2024-03-20 12:15:47,438] [INFO] [launch.py:145:main] WORLD INFO DICT: {'localhost': [0, 1]}\n"
+RAISED = 'Traceback (most recent call last):\n  File "/home/u/t.py", line 1, in f\n    x\nKeyError: 1\n'
+
+
+@pytest.mark.parametrize("again", [700, 1500])
+def test_a_job_that_was_started_again(tmp_path, again):
+    path = tmp_path / "a.log"
+    bad = trainer(1300, values=lambda step: ("nan" if step > 900 else "2.5", "1.5"))
+    path.write_text("".join((START, *bad, RAISED, START, *trainer(again))))
+    got = same(path)
+    values = {value for name, _, points in got["series"] if name == "loss" for _, value, _ in points}
+    assert ("nan" in values) == (again < 1300), "the second attempt counts alone if it came as far as the first"
+    assert got["failures"] == ()
+
+
+def test_prefixes_that_are_learned(tmp_path):
+    path = tmp_path / "a.log"
+    lines = [PLAIN.format(step, 12 / step, step % 2) for step in range(1, 900)]
+    lines[400:400] = RAISED.splitlines(keepends=True)
+    path.write_text("".join(f"[job a/{at % 3}] {line}" for at, line in enumerate(lines)))
+    assert same(path)["steps"] == 899

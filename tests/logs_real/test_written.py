@@ -6,6 +6,7 @@ from dsdoctor.analysis import analyze_log
 from tests.logs_real.written import (
     aborts,
     accelerators,
+    attempts,
     breakages,
     brief_ends,
     brief_software,
@@ -37,6 +38,7 @@ LOGS = [
     *breakages.CASES,
     *processes.CASES,
     *aborts.CASES,
+    *attempts.CASES,
     *starts.CASES,
     *communication.CASES,
     *waiting.CASES,
