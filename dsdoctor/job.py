@@ -14,13 +14,15 @@ class NumericsOrder:
     """What `dsdoctor nan` asks for. The detector then runs whether or not a run failed.
 
     `trace_batches` (from 0) are printed in full, `stop_after_batch` is the last one to run. `bundle` is the folder of a
-    batch that is to run again in place of the script's own, `selftest` plants faults in the model.
+    batch that is to run again in place of the script's own, `selftest` plants faults in the model. `record` keeps the
+    numbers of every tensor, to compare runs.
     """
 
     trace_batches: tuple[int, ...] = ()
     stop_after_batch: int | None = None
     bundle: str | None = None
     selftest: bool = False
+    record: bool = False
 
     def extra(self) -> dict[str, Any]:
         """What of it the rank processes are told."""

@@ -1,7 +1,7 @@
 """`dsdoctor nan DS_CONFIG TRAIN.py [-- args]`: the first non-finite value of a run.
 
 `nan replay BUNDLE` runs a micro-batch that was kept again, `nan selftest DS_CONFIG TRAIN.py` plants faults in the
-script's own model and shows that they are found.
+script's own model and shows that they are found, `nan compare A B` tells where two runs part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsdoctor.cli.errors import CannotWork
+from dsdoctor.cli.nan_compare import compared
 from dsdoctor.cli.options import add_output_options, add_run_options, job, readable
 from dsdoctor.cli.pages import write_page
 from dsdoctor.cli.triage import examine
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _STAGES = ("with-deepspeed", "numerics")
 _USAGE = """dsdoctor nan DS_CONFIG TRAIN.py [options] [-- script args]
        dsdoctor nan replay BUNDLE [options]
-       dsdoctor nan selftest DS_CONFIG TRAIN.py [options] [-- script args]"""
+       dsdoctor nan selftest DS_CONFIG TRAIN.py [options] [-- script args]
+       dsdoctor nan compare REPORT_A REPORT_B [--json]
+       dsdoctor nan compare REPORT --batches I,J [--json]"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,7 +37,8 @@ def add_parser(subparsers: Any) -> None:
         help="name the first non-finite value of a run",
         description="Run the script, and again with the detector on the engine's module: the first non-finite value, "
         "its cause, and fixes that were tried on the same micro-batch. `replay` runs a kept micro-batch again, "
-        "`selftest` plants faults in the script's own model and shows that they are found.",
+        "`selftest` plants faults in the script's own model and shows that they are found, `compare` tells where two "
+        "runs, or two batches of one, part.",
         usage=_USAGE,
     )
     parser.add_argument("first", metavar="DS_CONFIG")
@@ -43,6 +47,9 @@ def add_parser(subparsers: Any) -> None:
     group = parser.add_argument_group("the detector")
     group.add_argument("--trace-batches", type=_numbers, default=(), metavar="A,B", help="print these batches in full")
     group.add_argument("--stop-after-batch", type=int, metavar="N", help="the last batch to run (from 0)")
+    group.add_argument(
+        "--batches", type=_numbers, default=(), metavar="I,J", help="for `compare`: two batches of a run"
+    )
     group.add_argument("--html", metavar="FILE", help="report with a map of the largest values by module and step")
     add_run_options(parser)
     add_output_options(parser)
@@ -55,8 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _replay(arguments, words[1:])
     if words[0] == "selftest":
         return _selftest(arguments, words[1:])
+    if words[0] == "compare":
+        return compared(words[1:], arguments.batches, as_json=arguments.json)
     _take(arguments, words)
-    order = NumericsOrder(trace_batches=arguments.trace_batches, stop_after_batch=arguments.stop_after_batch)
+    order = NumericsOrder(
+        trace_batches=arguments.trace_batches, stop_after_batch=arguments.stop_after_batch, record=True
+    )
     asked = replace(job(arguments, stages=_STAGES), numerics=order)
     return examine(asked, "nan", as_json=arguments.json, told=_page(arguments.html))
 

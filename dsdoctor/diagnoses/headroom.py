@@ -8,13 +8,9 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Evidence, Finding, Fix
-from dsdoctor.numerics.headroom import LIMITS, ModulePeaks
+from dsdoctor.numerics.headroom import LIMITS, nearest
 from dsdoctor.numerics.underflow import Underflow
 
-_SOON = 500.0
-"""Steps within which a crossing is worth a warning."""
-_CLOSE = 6.0
-"""Octaves of headroom above which nothing is forecast, however steep the line."""
 _CAVEAT = "A straight line through the octaves of these steps: warm-up, decay and other data bend it."
 
 
@@ -40,22 +36,19 @@ class Headroom(Diagnosis):
     def examine(self, case: Case) -> Iterator[Finding]:
         if case.first_bad is not None:
             return
-        near = [one for one in case.headroom if _crosses_soon(one)]
-        nearest = min(near, key=lambda one: one.steps_left or 0.0, default=None)
-        if nearest is None or nearest.steps_left is None:
+        near = nearest(case.headroom)
+        if near is None:
             return
-        place = nearest.module or "the model"
-        first, last = nearest.finite[0], nearest.finite[-1]
+        place = near.module or "the model"
+        first, last = near.finite[0], near.finite[-1]
         yield self.finding(
-            cause=f"{place} crosses the limit of {nearest.dtype} in about {nearest.steps_left:.0f} steps if it goes on "
-            f"like this: {nearest.octaves:.1f} octaves of headroom are left",
+            cause=near.forecast,
             evidence=(
                 Evidence(source="numerics", step=first[0], text=f"largest magnitude of {place}: {first[1]:.4g}"),
                 Evidence(
                     source="numerics",
                     step=last[0],
-                    text=f"largest magnitude of {place}: {last[1]:.4g} ({nearest.dtype} ends at "
-                    f"{LIMITS[nearest.dtype]:.4g})",
+                    text=f"largest magnitude of {place}: {last[1]:.4g} ({near.dtype} ends at {LIMITS[near.dtype]:.4g})",
                 ),
             ),
             confidence=0.5,
@@ -70,12 +63,6 @@ class Headroom(Diagnosis):
                 ),
             ),
         )
-
-
-def _crosses_soon(peaks: ModulePeaks) -> bool:
-    """Only fp16 ends within reach of ordinary activations."""
-    left = peaks.steps_left
-    return peaks.dtype == "float16" and left is not None and left <= _SOON and peaks.octaves <= _CLOSE
 
 
 class GradientUnderflow(Diagnosis):

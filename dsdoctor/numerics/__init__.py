@@ -13,6 +13,7 @@ watchdog     steps that change nothing
 examiner     keeps the step's batches; a bad one runs again on copies (`bench`): as it was, in fp32, and with remedies
              (`trying`: texts of `patch`, `guards`, `islands`); `anomaly` names a derivative; `examined` holds it all
 bundle       the batch on disk, for `replaying`; `selftest` plants faults
+recording    the `numbers` of every tensor (`fingerprint`) on disk, for `comparing` two runs
 headroom     values that come near a limit, and `underflow`: gradients that are `flushed` to zero
 """
 

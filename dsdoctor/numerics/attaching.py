@@ -21,6 +21,7 @@ def attach(
     mode: Mode = "auto",
     on_first_bad: OnFirstBad | None = None,
     out: str | None = None,
+    record: str | None = None,
 ) -> Detector:
     """Watch a DeepSpeed engine (or one that behaves like it) or a module for the first non-finite value.
 
@@ -32,6 +33,9 @@ def attach(
     the report names a block. `"auto"` is the sentinel until a hit; then the batch's forward is run again with frames,
     or, where that cannot be done, the next batches are framed.
 
+    `record` names a folder into which this rank writes the numbers of every tensor, for `dsdoctor nan compare`: of a
+    few batches only, as each tensor is read and waited for.
+
     `on_first_bad` is called once on this rank with the finding, the report and the patch ("" where none helps). Without
     it the ranks agree over their store who was first; that rank prints report and patch on stderr, the others write
     theirs into `out` (a folder in the system's temp folder by default). The run goes on either way. Without an engine a
@@ -40,6 +44,7 @@ def attach(
     Raises:
         TypeError: not an engine or module, or `nn.DataParallel` is in it.
         ValueError: an unknown mode, or the model is watched already.
+        OSError: `record` cannot be written.
     """
     if mode not in ("auto", "sentinel", "frames"):
         raise ValueError(f"mode is auto, sentinel or frames, not {mode!r}")
@@ -57,4 +62,5 @@ def attach(
         mode=mode,
         on_first_bad=on_first_bad,
         out=out,
+        record=record,
     )

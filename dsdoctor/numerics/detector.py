@@ -14,6 +14,7 @@ import atexit
 import functools
 import weakref
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,12 +25,14 @@ from dsdoctor.numerics.announcing import Announcer
 from dsdoctor.numerics.batches import Batches, Call
 from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.events import Event
-from dsdoctor.numerics.frames import Frame, FrameLog, batch_text
+from dsdoctor.numerics.frames import FrameLog, batch_text
+from dsdoctor.numerics.headroom import Recorder
 from dsdoctor.numerics.hooks import BatchLimitReached
 from dsdoctor.numerics.judging import Judge, around_backward
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.optimizers import OptimizerSteps
 from dsdoctor.numerics.publishing import OnFirstBad, Publisher, SecondLook
+from dsdoctor.numerics.recording import Recording
 from dsdoctor.numerics.steps import Before, Gradients, StepJudge, look_at_weights
 from dsdoctor.numerics.watchdog import Watchdog
 from dsdoctor.numerics.watches import Watches
@@ -46,7 +49,8 @@ class Detector:
 
     `first_bad` is the first non-finite value once it is certain, `again` the same trouble seen in later batches with a
     frame for every module (where the first sight had none), `warnings` what else the user should know, `problems` are
-    failures of the detector itself. `on_frame`, where it is set, hears of every frame.
+    failures of the detector itself. `headroom` has the largest values of the last steps; that they near the limit of
+    fp16 is a warning.
     """
 
     def __init__(
@@ -60,11 +64,15 @@ class Detector:
         mode: Mode,
         on_first_bad: OnFirstBad | None,
         out: str | None,
+        record: str | None,
     ) -> None:
         self.problems: list[str] = []
         self.warnings: list[str] = []
-        self.on_frame: Callable[[Frame], None] | None = None
+        self.headroom = Recorder()
         self.clock = Clock()
+        self._recording = (
+            Recording(Path(record), self.clock, self.problem, backward=backward) if record is not None else None
+        )
         self._model = model = engines.user_model(target)
         self._engine = engine = target if engines.is_engine(target) else None
         self.clock.by_forwards = engine is None or engines.is_pipeline(engine)
@@ -98,6 +106,8 @@ class Detector:
         else:
             self._watches.use_sentinel()
         self._watches.arrange_trace(0)
+        if self._recording is not None:
+            self._recording.follow(target)
         self._attached = True
         self._at_exit = functools.partial(_detach, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -122,6 +132,8 @@ class Detector:
         self._attached = False
         atexit.unregister(self._at_exit)
         self._watches.detach()
+        if self._recording is not None:
+            self._recording.detach()
         self._batches.detach()
         if self._optimizers is not None:
             self._optimizers.detach()
@@ -211,8 +223,7 @@ class Detector:
 
     def frame_taken(self) -> None:
         """A module's call was framed."""
-        if self.on_frame is not None:
-            self.on_frame(self._frames.last()[-1])
+        self.headroom.hear(self._frames.last()[-1], self.clock.step)
 
     # ------------------------------------------------------------------ optimizer step
 
@@ -278,6 +289,9 @@ class Detector:
         self._second_look.forget()
 
     def _next_step(self) -> None:
+        forecast = self.headroom.forecast() if self.first_bad is None else None
+        if forecast is not None:
+            self.warn(forecast)
         self._judge.gradients = Gradients()
         self._second_look.forget()
         self._frames.taken = 0

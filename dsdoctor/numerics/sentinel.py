@@ -21,6 +21,7 @@ from dsdoctor.numerics.compiled import Cells
 from dsdoctor.numerics.engines import is_compiled, takes_hooks
 from dsdoctor.numerics.forward import loss_labels
 from dsdoctor.numerics.gradients import Activation, GradientWatch, Weight
+from dsdoctor.numerics.headroom import Recorder
 from dsdoctor.numerics.hooks import guarded, recomputing
 from dsdoctor.numerics.points import blocks
 from dsdoctor.numerics.readings import Note, Reading
@@ -31,6 +32,7 @@ class Host(Protocol):
     """What the hooks ask of the detector."""
 
     clock: Clock
+    headroom: Recorder
 
     def problem(self, error: Exception) -> None: ...
 
@@ -200,6 +202,10 @@ class Sentinel:
         notes = enumerate(self._notes)
         readings = [Reading(note, order, *rows.read[index]) for order, (note, (rows, index)) in notes]
         self._notes.clear()
+        for reading in readings:
+            if reading.note.phase == "forward":
+                dtype = str(reading.note.dtype).removeprefix("torch.")
+                self._host.headroom.note(reading.note.module, dtype, reading.largest, self._host.clock.step)
         return [*readings, *self._from_compiled_code(readings)]
 
     def _from_compiled_code(self, readings: list[Reading]) -> list[Reading]:

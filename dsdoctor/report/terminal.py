@@ -133,6 +133,9 @@ class Terminal:
             self.line(f"\nthe micro-batch is kept: dsdoctor nan replay {bundle}", style="dim")
         if details.get("trace"):
             self.line(f"\nthe frames of the traced batches are in {details['trace']}", style="dim")
+        if details.get("numbers"):
+            told = f"dsdoctor nan compare {details['numbers']} OTHER"
+            self.line(f"\nwhere another run parts from this one: {told}", style="dim")
         self._selftest(details.get("selftest") or [])
 
     def _selftest(self, rows: Sequence[Mapping[str, Any]]) -> None:

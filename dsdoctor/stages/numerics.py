@@ -16,6 +16,7 @@ from dsdoctor.blame.health import judge
 from dsdoctor.finding import FirstBad
 from dsdoctor.job import NumericsOrder
 from dsdoctor.numerics.headroom import ModulePeaks, from_list
+from dsdoctor.numerics.numbers import files_in
 from dsdoctor.numerics.underflow import Underflow
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.spec import result_path
@@ -119,6 +120,8 @@ def _details(run: Run, order: NumericsOrder | None) -> dict[str, Any]:
         details |= {"examined": seen.examined.to_dict()} if seen.examined is not None else {}
     if order is not None and order.trace_batches:
         details["trace"] = str(Path(run.folder) / "stderr-rank0.txt")
+    if order is not None and files_in(Path(run.folder)):
+        details["numbers"] = run.folder
     return details
 
 

@@ -6,11 +6,7 @@ tests/results/first_bad.md.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,23 +15,12 @@ import pytest
 
 from dsdoctor.finding import PHASES
 from tests.numerics.cases import CASES, STAGES, Case
+from tests.numerics.launching import launched
 
 pytest.importorskip("deepspeed")
 
 RESULTS = Path(__file__).parents[1] / "results" / "first_bad.md"
 MODES = ("frames", "auto")
-
-
-def run(folder: Path, keys: list[str], timeout: float) -> list[dict[str, Any]]:
-    """By rank what `tests.numerics.ranks` wrote."""
-    environment = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*launch, "-m", "tests.numerics.ranks", str(folder), *keys]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def faults(case: Case, name: str, key: str, ranks: list[dict[str, Any]]) -> list[str]:
@@ -62,7 +47,7 @@ def faults(case: Case, name: str, key: str, ranks: list[dict[str, Any]]) -> list
 def test_some_cases(tmp_path: Path) -> None:
     keys = ["2:bad-input:frames", "3:bad-input:frames", "0:domain:auto", "3:overflow:frames", "2:overflow:auto"]
     keys += ["3:domain:auto", "0:reduction-overflow:frames"]
-    ranks = run(tmp_path, keys, 200)
+    ranks = launched("tests.numerics.ranks", tmp_path, keys, 200)
     wrong = {key: faults(CASES[name], name, key, ranks) for key in keys for name in [key.split(":")[1]]}
     assert wrong == {key: [] for key in keys}
     # the other rank sees the bad batch of rank 1 only after the reduction, later in the same step
@@ -79,7 +64,7 @@ def test_every_cause_class_at_every_stage(tmp_path: Path) -> None:
         for stage in STAGES
         if stage not in case.impossible
     ]
-    ranks = run(tmp_path, keys, 800)
+    ranks = launched("tests.numerics.ranks", tmp_path, keys, 800)
     wrong = {key: faults(CASES[name], name, key, ranks) for key in keys for name in [key.split(":")[1]]}
     RESULTS.write_text(_page(wrong, ranks[0]))
     assert {key: text for key, text in wrong.items() if text} == {}

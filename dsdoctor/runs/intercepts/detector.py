@@ -22,7 +22,8 @@ from dsdoctor.runs.stopping import StopRule
 def attach(session: RankSession, engine: Any) -> None:
     """Do what `spec.extra` asks for: `bundle` (a folder), `selftest`, else watch the run.
 
-    `trace_batches` are printed in full, after batch `stop_after_batch` the run ends.
+    `trace_batches` are printed in full, after batch `stop_after_batch` the run ends; `record` keeps the numbers of
+    every tensor, to compare runs.
     """
     extra = session.spec.extra
     if "bundle" in extra:
@@ -37,10 +38,8 @@ def _watch(session: RankSession, engine: Any, extra: Mapping[str, Any]) -> None:
     """The run goes on after a hit, whose batch is examined on the spot."""
     from dsdoctor import numerics
     from dsdoctor.numerics.examiner import Examiner
-    from dsdoctor.numerics.headroom import Recorder
 
     examiner = Examiner(engine, Path(session.spec.folder), asdict(session.spec))
-    recorder = Recorder()
 
     def hit(found: FirstBad, report: str, patch: str) -> None:
         examined = examiner.examine(found)
@@ -49,13 +48,16 @@ def _watch(session: RankSession, engine: Any, extra: Mapping[str, Any]) -> None:
         session.trace.first_bad(found, report, examined.cure.patch if examined.cure else patch, examined)
 
     detector = numerics.attach(
-        engine, mode="frames", on_first_bad=hit, trace_batches=tuple(extra.get("trace_batches", ()))
+        engine,
+        mode="frames",
+        on_first_bad=hit,
+        trace_batches=tuple(extra.get("trace_batches", ())),
+        record=session.spec.folder if extra.get("record") else None,
     )
-    detector.on_frame = lambda frame: recorder.hear(frame, detector.clock.step)
     examiner.follow(detector)
 
     def leave() -> None:
-        _write(session, "headroom", recorder.to_list())
+        _write(session, "headroom", detector.headroom.to_list())
         _write(session, "underflow", [examiner.underflow.to_dict()] if examiner.underflow is not None else [])
 
     session.at_undo(leave)
