@@ -91,7 +91,7 @@ class SeriesBuilder:
             chosen = self._points[:: -(-len(self._points) // (KEEP - _NON_FINITE_KEPT - 3))]
         extremes = [point for point in (self._least, self._most, self._last) if point is not None]
         unique = {id(point): point for point in (*chosen, *self._special, *extremes)}
-        counting = (point for point in unique.values() if point.line > begins)
+        counting = (point for point in unique.values() if point.line >= begins)
         ordered = sorted(counting, key=lambda point: (point.source, point.line))
         return Series(name=self._name, points=tuple(map(_point, ordered)), thinned=thinned)
 

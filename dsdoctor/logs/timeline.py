@@ -86,7 +86,7 @@ class ScaleTimeline:
         """The overflows from a line on, of the rank that tells most, without those that the precision rules out or
         that are quoted.
         """
-        told = ([line for line in lines if line.line > begins] for lines in self._by_rank.values())
+        told = ([line for line in lines if line.line >= begins] for lines in self._by_rank.values())
         lines = max(told, key=len, default=[])
         if precision in ("bf16", "fp32"):
             lines = [line for line in lines if line.scale is None or line.scale == 1]
@@ -121,7 +121,7 @@ class SkipCounter:
 
     def counts(self, begins: int = 0) -> tuple[SkipCount, ...]:
         """Those from a line on, of the rank that tells most."""
-        told = (tuple(one for one in counts if _line(one) > begins) for counts in self._by_rank.values())
+        told = (tuple(one for one in counts if _line(one) >= begins) for counts in self._by_rank.values())
         return max(told, key=len, default=())
 
 

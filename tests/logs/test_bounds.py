@@ -42,7 +42,7 @@ def test_overflows_without_end_keep_those_of_the_rank_that_tells_most(monkeypatc
     scale = timeline.ScaleTimeline()
     for at in range(100):
         for rank in (0, 1) if at % 2 else (0,):
-            scale.add(rank, timeline.Overflow(at, 8.0, 8.0, at, "a", "", False))
+            scale.add((rank,), timeline.Overflow(at, 8.0, 8.0, at, "a", "", False))
     lines = scale.lines(None)
     assert [line.step for line in lines] == [*range(29), 99]
     assert len(lines) + scale.unlisted(lines) == 100
