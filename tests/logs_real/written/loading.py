@@ -61,4 +61,7 @@ CASES = (
            (f"{SITE}/deepspeed/runtime/engine.py", 1995, "no_sync", "assert not self.zero_optimization_partition_gradients(), \\")),
     raised("trainer-both-precisions", "config/conflict", "ValueError", "At most one of fp16 and bf16 can be True, but not both",
            (f"{SITE}/transformers/training_args.py", 1602, "__post_init__", "raise ValueError(")),
+    raised("accelerate-no-config", "config/syntax", "ValueError",
+           "Expected a string path to an existing deepspeed config, or a dictionary, or a base64 encoded string. Received: configs/ds_z3.json",
+           (f"{SITE}/accelerate/utils/deepspeed.py", 112, "__init__", "raise ValueError(")),
 )  # fmt: skip
