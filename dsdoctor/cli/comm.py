@@ -83,14 +83,17 @@ def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -
     from dsdoctor.case import Case
     from dsdoctor.comm.experiments import with_experiments
     from dsdoctor.machine.collect import collect
-    from dsdoctor.runs.launcher import LaunchPlan
+    from dsdoctor.runs.launcher import LaunchError, LaunchPlan, chosen_port
 
+    try:
+        port = chosen_port()
+    except LaunchError as error:
+        raise CannotWork(str(error)) from None
     machine = collect(config=None, folder=Path.cwd())
-    port = os.environ.get("MASTER_PORT", "")
     plan = LaunchPlan(
         nproc=arguments.nproc or len(machine.devices) or 2,
         master_addr=os.environ.get("MASTER_ADDR") or "127.0.0.1",
-        master_port=int(port) if port.isdigit() else None,
+        master_port=port,
         device=arguments.device,
     )
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:

@@ -123,13 +123,18 @@ def _checkpoint(path: str | None) -> str | None:
 
 def _check_launcher(launcher: str, hostfile: str | None) -> None:
     """Raises CannotWork for a launcher that cannot start anything here, before anything is run."""
+    from dsdoctor.runs.launcher import LaunchError, LaunchPlan, chosen_port, world_size
+
     if launcher == "slurm" and shutil.which("srun") is None:
         raise CannotWork("--launcher slurm needs srun, which is not on the PATH")
-    if hostfile is None:
-        return
-    if launcher != "deepspeed":
+    if hostfile is not None and launcher != "deepspeed":
         raise CannotWork("--hostfile is read by the deepspeed launcher only: add --launcher deepspeed")
-    readable(hostfile)
+    try:
+        chosen_port()
+        if hostfile is not None:
+            world_size(LaunchPlan(nproc=1, launcher="deepspeed", hostfile=str(readable(hostfile))))
+    except LaunchError as error:
+        raise CannotWork(str(error)) from None
 
 
 def numbered_folder(parent: Path) -> Path:

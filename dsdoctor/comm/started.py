@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dsdoctor.runs.launcher import LaunchError, chosen_port
 from dsdoctor.runs.rank_variables import ALL, RankVariables
 
 DEFAULT_PORT = 29500
@@ -47,6 +48,8 @@ class NotComplete(ValueError):
 
 def started(environment: Mapping[str, str]) -> Started | None:
     """The rank that this process is, None where no launcher started it. Raises NotComplete."""
+    if environment.get("RANK", "") and not environment.get("WORLD_SIZE", ""):
+        raise NotComplete("RANK is set and WORLD_SIZE is not: set both, or neither to check this machine by itself")
     for names in ALL:
         if _is(names.launcher, environment) and names.rank in environment and names.world_size in environment:
             return _read(names, environment)
@@ -65,26 +68,36 @@ def _read(names: RankVariables, environment: Mapping[str, str]) -> Started:
     launcher = names.launcher
     world_size = _number(environment, names.world_size)
     local_world_size = _number(environment, names.local_world_size, 0)
+    rank = _number(environment, names.rank)
+    if rank >= world_size:
+        raise NotComplete(f"{names.rank} is {rank} and {names.world_size} is {world_size}: ranks are numbered from 0")
     address = environment.get("MASTER_ADDR") or _address(launcher, environment, world_size, local_world_size)
     return Started(
         launcher="deepspeed" if launcher == "torchrun" and "CROSS_RANK" in environment else launcher,
-        rank=_number(environment, names.rank),
+        rank=rank,
         local_rank=_number(environment, names.local_rank, 0),
         world_size=world_size,
         local_world_size=local_world_size,
         master_addr=address,
-        master_port=_number(environment, "MASTER_PORT", _port(launcher, environment)),
+        master_port=_chosen_port(environment) or _port(launcher, environment),
         agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name, "")
-    if text.strip().isdigit():
+    if text.strip().isascii() and text.strip().isdigit():
         return int(text)
     if default is None or text:
         raise NotComplete(f"{name} is {text!r}, which is not a number" if text else f"{name} is not set")
     return default
+
+
+def _chosen_port(environment: Mapping[str, str]) -> int | None:
+    try:
+        return chosen_port(environment)
+    except LaunchError as error:
+        raise NotComplete(str(error)) from None
 
 
 def _address(launcher: str, environment: Mapping[str, str], world_size: int, local_world_size: int) -> str:

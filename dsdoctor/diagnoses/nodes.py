@@ -32,11 +32,15 @@ def loopback_name(diagnosis: Diagnosis, case: Case) -> Iterator[Finding]:
     lost = [member for member in facts.members if member.rank > member.local_rank and _loopback(member.master)]
     if lost:
         where = ", ".join(members.hosts(lost))
+        named = facts.master_addr not in (*lost[0].master, "localhost")
+        what = f"{facts.master_addr} resolves to" if named else "MASTER_ADDR is"
+        fix = f"give {facts.master_addr} its real address in the hosts file of {where}"
         yield diagnosis.finding(
-            cause=f"{facts.master_addr} resolves to {lost[0].master[0]} on {where}, which is not the node of rank 0",
+            cause=f"{what} {lost[0].master[0]} on {where}, which is not the node of rank 0",
             evidence=tuple(_resolved(facts, member) for member in lost)[:_MAX_EVIDENCE],
             confidence=0.97,
-            fixes=(Fix(text=f"give {facts.master_addr} its real address in the hosts file of {where}"),),
+            title="the master's name does not lead to rank 0" if named else "MASTER_ADDR is the loopback",
+            fixes=(Fix(text=fix if named else "set MASTER_ADDR to the host of rank 0, the same on all ranks"),),
         )
         return
     for link in facts.broken_links:

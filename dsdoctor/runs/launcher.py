@@ -53,6 +53,14 @@ class LaunchPlan:
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+def chosen_port(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The user's MASTER_PORT, None where none is set. Raises LaunchError for one that is no port."""
+    text = environment.get("MASTER_PORT", "").strip()
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
+        raise LaunchError(f"MASTER_PORT is {text!r}, which is no port: a number from 1 to 65535")
+    return int(text) if text else None
+
+
 def world_size(plan: LaunchPlan) -> int:
     """Ranks that the plan starts. Raises LaunchError for a hostfile that cannot be read or names no slots."""
     if plan.hostfile is None:

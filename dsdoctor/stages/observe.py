@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsdoctor.runs.facts import Leg, Run
-from dsdoctor.runs.launcher import LaunchPlan
+from dsdoctor.runs.launcher import LaunchPlan, chosen_port
 from dsdoctor.runs.spec import RunSpec
 from dsdoctor.runs.store import keep, key_of, recall
 from dsdoctor.runs.supervise import Limits, supervise
@@ -32,13 +32,12 @@ def host_device(examination: Examination) -> Literal["cpu", "cuda"]:
 def launch_plan(examination: Examination) -> LaunchPlan:
     """How the ranks are started. A MASTER_ADDR or MASTER_PORT of the user's environment is kept."""
     job = examination.job
-    port = os.environ.get("MASTER_PORT", "")
     return LaunchPlan(
         nproc=nproc(examination),
         launcher=job.launcher,
         hostfile=job.hostfile,
         master_addr=os.environ.get("MASTER_ADDR") or "127.0.0.1",
-        master_port=int(port) if port.isdigit() else None,
+        master_port=chosen_port(),
         device=job.device,
     )
 

@@ -39,6 +39,7 @@ def folder(tmp_path):
         (["triage", "ds_config.json", "train.py", "--launcher", "slurm"], "needs srun, which is not on the PATH"),
         (["triage", "ds_config.json", "train.py", "--hostfile", "data.bin"], "add --launcher deepspeed"),
         (["nan", "ds_config.json", "train.py", "--launcher", "deepspeed", "--hostfile", "no"], "no such file: no"),
+        (["nan", "ds_config.json", "train.py", "--launcher", "deepspeed", "--hostfile", "train.py"], "HOST slots=N"),
         (["nan", "replay", "."], "no such file: bundle.json"),
         (["nan", "selftest", "ds_config.json"], "a config and a script are needed"),
         (["nan", "ds_config.json", "train.py", "other.py"], "a config and a script are needed"),

@@ -71,6 +71,11 @@ def test_mpi_on_one_machine():
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "MASTER_ADDR"),
         ({**TORCHRUN, "RANK": "one"}, "RANK is 'one'"),
         ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
+        ({**TORCHRUN, "MASTER_PORT": "99999"}, "from 1 to 65535"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is 8 and WORLD_SIZE is 8"),
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
+        ({**TORCHRUN, "LOCAL_RANK": "²"}, "LOCAL_RANK is '²'"),
+        ({"RANK": "0", "MASTER_ADDR": "node0"}, "WORLD_SIZE is not"),
     ],
 )
 def test_what_a_rank_must_know(environment, says):

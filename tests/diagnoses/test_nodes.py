@@ -37,11 +37,11 @@ def nodes(changed: dict[int, dict] | None = None, **facts) -> Case:
     return Case(comm=CommFacts(**values | {"resolution": here} | facts))
 
 
-def alone(error: str, **values) -> Case:
-    """What rank 2 knows that could not meet the others."""
+def alone(error: str, on: str = "node0", **values) -> Case:
+    """What rank 2 knows that could not meet the others; `on` is MASTER_ADDR."""
     elsewhere = Resolution(name="node0", addresses=("10.0.0.1",), local=False)
     one = (member(2, **values),)
-    return nodes(members=one, ranks=(), seen_by=2, cannot_meet=error, resolution=elsewhere)
+    return nodes(members=one, ranks=(), seen_by=2, cannot_meet=error, resolution=elsewhere, master_addr=on)
 
 
 def broken(source: int, target: int, error: str = "no answer within 5 s") -> Link:
@@ -66,6 +66,7 @@ BOTH_WAYS = nodes(ranks=(), broken_links=(broken(0, 2), broken(2, 0)))
 ON_DOCKER = nodes({2: {"interface": DOCKER}}, ranks=(), broken_links=(broken(0, 2, "Connection refused"),))
 ON_LOOPBACK = nodes({2: {"interface": LO}}, ranks=(), broken_links=(broken(0, 2, "Connection refused"),))
 MASTER_IS_LOOPBACK = alone("connecting to node0:29500: Connection refused", master=("127.0.1.1",))
+LOOPBACK_GIVEN = alone("no answer", master=("127.0.0.1",), on="127.0.0.1")
 NO_ANSWER = alone("connecting to node0:29500: no answer within 30 s")
 REFUSED = alone("connecting to node0:29500: Connection refused")
 STRANGER = alone(f"node0:29500 {NO_STORE} within 30 s")
@@ -127,7 +128,7 @@ BUSY_CPU = nodes(speeds=computes(1.0, 1.05, 2.1, 0.95), device="cpu")
 POSITIVE = {
     "comm/unreachable": [ONE_WAY, BOTH_WAYS, NO_ANSWER],
     "comm/wrong-interface": [ON_DOCKER],
-    "comm/name-resolution": [ON_LOOPBACK, MASTER_IS_LOOPBACK],
+    "comm/name-resolution": [ON_LOOPBACK, MASTER_IS_LOOPBACK, LOOPBACK_GIVEN],
     "comm/missing-rank": [REFUSED],
     "launch/port-in-use": [STRANGER],
     "launch/world-size-mismatch": [OTHER_SIZE, TWICE],
@@ -192,6 +193,9 @@ def test_the_sentences_name_host_rank_and_variable():
     assert link.cause == (
         "ranks 0 (node0) and 1 (node0) exchange 10.0 GB/s, where NVLink (NV12) should give 300.0 GB/s"
     )
+    (given,) = found(LOOPBACK_GIVEN, "comm/name-resolution")
+    assert given.cause == "MASTER_ADDR is 127.0.0.1 on node1, which is not the node of rank 0"
+    assert given.fixes[0].text == "set MASTER_ADDR to the host of rank 0, the same on all ranks"
     (few,) = found(ONE_GPU_FOR_TWO, "environment/no-device")
     assert few.cause == "node1 was given 2 ranks, and torch sees 1 GPUs there"
     assert [one.rank for one in few.evidence] == [3]

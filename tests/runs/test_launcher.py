@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsdoctor.runs import launcher
-from dsdoctor.runs.launcher import LaunchError, LaunchPlan, command, environment, world_size
+from dsdoctor.runs.launcher import LaunchError, LaunchPlan, chosen_port, command, environment, world_size
 from dsdoctor.runs.spec import RUN_MARKER
 
 FOLDER = Path("/reports/0001/with-deepspeed")
@@ -76,6 +76,18 @@ def test_world_size_counts_the_slots_of_a_hostfile(tmp_path: Path) -> None:
     hosts.write_text("worker-0\n")
     with pytest.raises(LaunchError, match="slots=N"):
         world_size(plan)
+
+
+@pytest.mark.parametrize(("text", "port"), [("", None), ("29500", 29500), (" 65535 ", 65535)])
+def test_the_port_that_the_user_chose(text: str, port: int | None) -> None:
+    assert chosen_port({"MASTER_PORT": text}) == port
+    assert chosen_port({}) is None
+
+
+@pytest.mark.parametrize("text", ["http", "0", "65536", "-1", "29500.0", "²"])
+def test_a_port_that_is_none(text: str) -> None:
+    with pytest.raises(LaunchError, match=r"MASTER_PORT is .* from 1 to 65535"):
+        chosen_port({"MASTER_PORT": text})
 
 
 def test_environment_keeps_what_the_user_set() -> None:
