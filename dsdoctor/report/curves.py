@@ -61,8 +61,13 @@ def _of_series(series: Series) -> Curve | None:
 
 
 def _rising(steps: Sequence[float | None]) -> tuple[float, ...]:
-    """The steps as a horizontal axis; the places in the series where the log does not number them, or starts anew."""
-    known = [step for step in steps if step is not None]
+    """The steps as a horizontal axis; the places in the series where the log does not number them, or starts anew.
+
+    What is told before the first bar has no number; it stands where the numbers begin.
+    """
+    first = next((step for step in steps if step is not None), None)
+    unnumbered = next((at for at, step in enumerate(steps) if step is not None), len(steps))
+    known = [step for step in (*[first] * unnumbered, *steps[unnumbered:]) if step is not None]
     if len(known) == len(steps) and all(a <= b for a, b in pairwise(known)) and known[0] < known[-1]:
         return tuple(known)
     return tuple(float(index) for index in range(len(steps)))

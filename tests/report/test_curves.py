@@ -2,10 +2,11 @@
 
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
-from dsdoctor.logs.facts import LogFacts
+from dsdoctor.logs.facts import LogFacts, Series
 from dsdoctor.report import plots
 from dsdoctor.report.charts import chart
 from dsdoctor.report.curves import Curve, curves
@@ -42,6 +43,13 @@ def test_steps_that_start_anew_are_counted_by_their_place():
     points = (*names.points, *names.points)
     (curve,) = curves(LogFacts(series=(type(names)(name="loss", points=points),)))
     assert curve.steps == tuple(range(20))
+
+
+def test_what_comes_before_the_first_number_stands_where_the_numbers_begin():
+    points = series("loss", *[float(i) for i in range(10)]).points
+    points = (replace(points[0], step=None), *points[1:])
+    (curve,) = curves(LogFacts(series=(Series(name="loss", points=points),)))
+    assert curve.steps == (2, *range(2, 11))
 
 
 def test_text_rises_from_the_lowest_block_to_the_highest():
