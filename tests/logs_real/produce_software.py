@@ -31,6 +31,7 @@ RECIPES = (
     Recipe("removed-section", "removed-section", job=JOB),
     Recipe("refused-value", "refused-value", job=JOB),
     Recipe("asks", "asks", job=JOB),
+    Recipe("two-optimizers", "two-optimizers", job=JOB),
     Recipe("no-nvme-path", "no-nvme-path", job=JOB),
 )
 

@@ -93,6 +93,15 @@ def key_twice() -> None:
     deepspeed.initialize(model=Net(), config="ds_config.json")
 
 
+def two_optimizers() -> None:
+    """An optimizer in the ds_config and one in the code, under Accelerate."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config()))
+    model = Net()
+    accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+
+
 def asks() -> None:
     """A question to the user of a job that has no terminal."""
     if input("a run of that name exists, overwrite it? [y/n] ") == "y":

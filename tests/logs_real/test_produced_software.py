@@ -25,6 +25,7 @@ ROOTS = {
     "removed-section": "config/removed",
     "refused-value": "config/refused-value",
     "asks": "script/reads-input",
+    "two-optimizers": "config/refused-by-framework",
 }
 """The one root of severity error or warning of each log; None where there is none."""
 DECISIVE = {
@@ -45,6 +46,7 @@ DECISIVE = {
     "removed-section": "AMP integration has been removed",
     "refused-value": "beta",
     "asks": "EOF",
+    "two-optimizers": "You cannot specify an optimizer in the config file",
 }
 """A piece of the line that decides, as the program printed it."""
 
