@@ -7,11 +7,13 @@ watches      which hooks are on the model
   forward    a frame for every module                  compiled, readings)
   gradients  hooks on tensors               optimizers steps of a script without an engine
 judging      micro-steps, by loss and gradients; `steps` optimizer steps, by what the engine says; `ledger` keeps order
-replay       one module again, operation by operation; `again` a batch again, with frames; `causes` why
+replay       one module again, operation by operation; `again` a batch again, with frames; `causes` why;
+             `outside` what the script computes after its model
 publishing   from a certain suspicion to report and patch; `announcing` and `agreement`: which rank tells it
 watchdog     steps that change nothing
 examiner     keeps the step's batches; a bad one runs again on copies (`bench`): as it was, in fp32, and with remedies
              (`trying`: texts of `patch`, `guards`, `islands`); `anomaly` names a derivative; `examined` holds it all
+repeating    a batch that is finite when it runs again, several times and ways; `repeats` says what that means
 bundle       the batch on disk, for `replaying`; `selftest` plants faults
 recording    the `numbers` of every tensor (`fingerprint`) on disk, for `comparing` two runs
 headroom     values that come near a limit, and `underflow`: gradients that are `flushed` to zero

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dsdoctor.numerics.events import Origin
-from dsdoctor.numerics.stats import floats, measure
+from dsdoctor.numerics.stats import floats, measure, only_minus_inf
 
 _CASTS = {"_to_copy", "copy_", "_autocast_to_reduced_precision"}
 _OVERWRITING = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"}
@@ -24,7 +24,10 @@ _DOMAIN = {
 }  # fmt: skip
 _GUARDING = {"add", "sub", "clamp", "clamp_min", "maximum"}
 _SOFTMAX = {"_softmax", "_log_softmax", "_safe_softmax", "logsumexp"}
+_CONTRACTIONS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "convolution"}
 _LOSSES = {"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"}
+_MEAN = 1
+"""The `reduction` of a loss that divides by what counts."""
 _GRAPH = 64
 """Nodes of the loss's graph that are looked at, nearest first."""
 _LARGEST_PROOF = 2**28
@@ -149,7 +152,7 @@ def _is_constant(func: Any, args: Any, kwargs: Any, output: Tensor) -> bool:
     scalars = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
     if func._opname == "lift_fresh" or any(math.isinf(scalar) for scalar in scalars):
         return True
-    if not bool((output.float() == -math.inf).any()) or bool(output.isnan().any()):
+    if func._opname in _CONTRACTIONS or not bool((output.float() == -math.inf).any()) or not only_minus_inf(output):
         return False
     lowest = torch.finfo(output.dtype).min
     return any(_lowest(operand, lowest) for operand in tree_leaves((args, kwargs)) if isinstance(operand, Tensor))
@@ -181,7 +184,8 @@ def explain_loss(loss: Tensor) -> Origin:
         if len(nodes) > _GRAPH:
             break
         total = getattr(node, "_saved_total_weight", None)
-        if isinstance(total, Tensor) and "NllLoss" in node.name() and float(total) == 0:
+        averages = getattr(node, "_saved_reduction", 0) == _MEAN
+        if averages and isinstance(total, Tensor) and "NllLoss" in node.name() and float(total) == 0:
             return Origin(op="aten.nll_loss_forward", cause="ignored-labels", detail="every label is the ignored one")
         nodes += [parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None]
     return Origin()

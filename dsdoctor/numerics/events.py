@@ -16,14 +16,18 @@ class Origin:
     """What made the value: the operation, the cause class and its evidence in words.
 
     `line` is the line outside of torch that called the operation, as `file:number: text`. `deliberate` says that the
-    program wrote the value as a constant (a mask); it is then no suspicion at all.
+    program wrote the value as a constant (a mask); it is then no suspicion at all. `kind` is what the operation itself
+    made, which may have become NaN by the place where it was seen; None where that is not known. `of_input`: it
+    was made of a -inf which came into the module from outside, and which would have been a mask otherwise.
     """
 
     op: str | None = None
+    kind: str | None = None
     cause: str = "unknown"
     detail: str = ""
     line: str | None = None
     deliberate: bool = False
+    of_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Event:
         return self.module, self.tensor
 
     def explained(self, origin: Origin) -> Event:
-        return replace(self, origin=origin)
+        return replace(self, origin=origin, kind=origin.kind or self.kind)
 
     def first_bad(self, rank: int) -> FirstBad:
         return FirstBad(

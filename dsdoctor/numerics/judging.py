@@ -7,6 +7,7 @@ the ledger hears the same story either way. Runs in rank processes only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from dsdoctor.finding import FirstBad, Phase
 from dsdoctor.numerics import engines
-from dsdoctor.numerics.causes import explain_gradient, explain_loss
+from dsdoctor.numerics.causes import explain_gradient
 from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.events import Event
 from dsdoctor.numerics.ledger import Ledger
+from dsdoctor.numerics.outside import Outside
 from dsdoctor.numerics.readings import Story, stories
 from dsdoctor.numerics.stats import Range, measure
 from dsdoctor.numerics.steps import Gradients
@@ -48,6 +50,7 @@ class Judge:
         self._model = model
         self._host = host
         self._ledger = ledger
+        self._outside = Outside(model)
         self._gradient: Event | None = None
         self._low_precision = False
 
@@ -56,6 +59,7 @@ class Judge:
 
         A pipeline begins the next forward before it has run the last one's backward: it is judged at its step.
         """
+        self._outside.stop()
         forward = self.watches.forward
         if forward is not None and self._host.again is None and not engines.is_pipeline(self._engine):
             if self.watches.measured.seen:
@@ -74,16 +78,21 @@ class Judge:
             forward.output_bad |= raised and torch.is_grad_enabled()
             if forward.loss_bad:
                 self._host.publish(self._ledger.earliest())
+            if self._engine is not None and self._host.again is None:
+                self._outside.go_on()
 
     def loss(self, loss: Tensor) -> None:
         """The loss that an engine is about to run backward from."""
+        self._outside.stop()
         if self.watches.sentinel is not None:
             self.watches.sentinel.loss(loss)
             return
         found = measure(loss) if self._host.again is None else None
         if found is not None and found.kind is not None:
             event = self._host.event("loss", "", "loss", found.kind, loss.dtype)
-            self._host.publish(self._ledger.bad_loss(event.explained(explain_loss(loss))))
+            self._host.publish(self._ledger.bad_loss(event.explained(self._outside.origin(loss))))
+        elif found is not None:
+            self._outside.watch(loss)
 
     def bad_gradient(self, module: str, tensor: str, found: Range, dtype: torch.dtype, largest: float) -> None:
         """The first bad gradient of this backward, where modules are framed."""
@@ -99,6 +108,10 @@ class Judge:
             return
         self.watches.forward.output_bad = False
         gradient, self._gradient = self._gradient, None
+        made = self._outside.derivative()
+        if gradient is not None and made is not None:
+            gradient = replace(gradient, origin=replace(gradient.origin, op=made[0], line=made[1]))
+        self._outside.forget()
         measured = self.watches.measured
         self.gradients.largest = max(self.gradients.largest, measured.largest)
         seen = measured.seen
@@ -156,6 +169,7 @@ class Judge:
 
     def close(self) -> None:
         """The run is over: what it stopped on may still be undecided."""
+        self._outside.stop()
         self.read()
         forward = self.watches.forward
         if forward is not None and forward.output_bad:

@@ -59,8 +59,10 @@ class Ledger:
         return place in self._harmless
 
     def earliest(self, *, strong_only: bool = False) -> Event | None:
-        """The first suspicion that is still open; a weak one only if there is no other."""
+        """The first suspicion that is still open; a weak one only if there is no other, or if that was made of it."""
         strong = next((e for e in self._open if not e.weak and not self.is_harmless(e.place)), None)
+        if strong is not None and strong.origin.of_input and strong.origin.cause == "inf-minus-inf":
+            strong = next((e for e in self._open if e.weak and e.phase == "input"), strong)
         if strong is not None or strong_only:
             return strong
         return self._open[0] if self._open else None

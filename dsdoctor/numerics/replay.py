@@ -78,15 +78,17 @@ class _Operand:
     only_minus: bool
 
 
-class _Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):
     """Knows for each storage with a bad value where that came from.
 
-    Tensors with bad values are kept alive to the end, so that no storage's address is used twice.
+    Tensors with bad values are kept alive to the end, so that no storage's address is used twice. `communicates` lets
+    operations pass that talk to other ranks, which a second run must not reach.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, communicates: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.origins: dict[int, Origin] = {}
+        self._origins: dict[int, Origin] = {}
+        self._communicates = communicates
         self._names = {_storage(tensor): name for name, tensor in [*module.named_buffers(), *module.named_parameters()]}
         self._kept: list[Tensor] = []
         self._lost: list[str] = []
@@ -94,6 +96,8 @@ class _Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace in COMMUNICATION:
+            if self._communicates:
+                return func(*args, **kwargs)
             raise NotReplayable("it communicates with other ranks")
         operands = self._bad_operands((args[1:], kwargs) if causes.overwrites(func) else (args, kwargs))
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args) if causes.mutates(func) else args
@@ -105,13 +109,17 @@ class _Tracer(TorchDispatchMode):
                     self._note(output, func, before, kwargs, operands)
         return result
 
+    def origin(self, tensor: Tensor) -> Origin | None:
+        """Where a bad value in this tensor came from, None where it was not seen."""
+        return self._origins.get(_storage(tensor))
+
     def _bad_operands(self, values: Any) -> list[_Operand]:
         found = []
         for operand in tree_leaves(values):
             seen = measure(operand) if isinstance(operand, Tensor) else None
             if seen is not None and seen.kind is not None:
                 minus = only_minus_inf(operand)
-                origin = self.origins.get(_storage(operand)) or self._from_outside(operand, deliberate=minus)
+                origin = self._origins.get(_storage(operand)) or self._from_outside(operand, deliberate=minus)
                 found.append(_Operand(origin, "nan" in seen.kind, minus))
         return found
 
@@ -125,18 +133,23 @@ class _Tracer(TorchDispatchMode):
         seen = measure(output)
         if seen is None or seen.kind is None:
             if output.numel() * output.element_size() == output.untyped_storage().nbytes():
-                self.origins.pop(_storage(output), None)
+                self._origins.pop(_storage(output), None)
             return
         self._kept.append(output)
-        inherited = _inherited("nan" in seen.kind, only_minus_inf(output), operands)
-        self.origins[_storage(output)] = inherited or self._made(func, args, kwargs, output)
+        origin = _inherited("nan" in seen.kind, only_minus_inf(output), operands)
+        if origin is None:
+            of_input = any(operand.origin.op is None for operand in operands)
+            origin = replace(self._made(func, args, kwargs, output), of_input=of_input)
+        self._origins[_storage(output)] = origin
 
     def _made(self, func: Any, args: Any, kwargs: Any, output: Tensor) -> Origin:
         """The origin of a bad value that this operation made, with the line of the program that called it."""
         origin = causes.explain(func, args, kwargs, output)
         if origin.cause == "domain" and self._lost:
             origin = replace(origin, cause="lost-eps", detail=f"{origin.detail}; {self._lost[-1]}")
-        return replace(origin, detail=origin.detail + _place(output), line=calling_line())
+        seen = measure(output)
+        kind = seen.kind if seen is not None else None
+        return replace(origin, kind=kind, detail=origin.detail + _place(output), line=calling_line())
 
 
 def _inherited(nan: bool, only_minus: bool, operands: list[_Operand]) -> Origin | None:
@@ -192,13 +205,13 @@ def find_origin(
     """
     _check(module, args, kwargs)
     with undone(module, state), torch.no_grad():
-        tracer = _Tracer(module)
+        tracer = Tracer(module)
         sink: list[Tensor] = []
         strip_hooks(module, child, sink)
         with contextlib.suppress(_Reached), tracer:
             output = module.forward(*args, **kwargs)
             sink = [leaf for _, leaf in trees.leaves(output, "output") if isinstance(leaf, Tensor)]
-        found = [tracer.origins.get(_storage(tensor)) for tensor in sink if tensor.layout is torch.strided]
+        found = [tracer.origin(tensor) for tensor in sink if tensor.layout is torch.strided]
     origins = [origin for origin in found if origin is not None]
     made = next((origin for origin in origins if not origin.deliberate), None)
     return made or (origins[0] if origins else _NOT_AGAIN)

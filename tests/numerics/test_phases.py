@@ -13,6 +13,8 @@ from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import Detector, attach
 from tests.numerics.engine import TinyEngine
 
+LABELS = torch.zeros(4, dtype=torch.long)
+
 
 class Net(nn.Module):
     """Two layers around a `middle` that a test chooses."""
@@ -63,6 +65,15 @@ def test_healthy_training_has_no_finding(mode: Any) -> None:
     detector, hits = train(TinyEngine(Net()), batches(5), mode=mode)
     assert hits == []
     assert detector.first_bad is None
+
+
+def test_a_feature_of_minus_inf_is_no_mask() -> None:
+    data = batches(4)
+    data[3][1, 3] = -float("inf")
+    net = Net(nn.LayerNorm(8))
+    _, hits = train(TinyEngine(net, accumulation=2), data, lambda out: nn.functional.cross_entropy(out, LABELS))
+    assert (hits[0][0].step, hits[0][0].micro_step, hits[0][0].phase) == (1, 1, "input")
+    assert (hits[0][0].tensor, hits[0][0].kind, hits[0][0].cause) == ("input[0]", "inf", "bad-input")
 
 
 def test_nan_in_the_batch() -> None:
