@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dsdoctor.finding import Blame, FirstBad
 from dsdoctor.numerics.examined import Examined
+from dsdoctor.numerics.repeats import Repeats
 
 _RANGE = ("overflow", "cast-overflow", "inf-minus-inf", "lost-eps", "masked-row", "domain", "unknown")
 _SCRIPT = ("domain", "masked-row", "backward-singularity", "uninitialised")
@@ -27,6 +28,8 @@ def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
     """What the second run of the batch proves, None where it proves nothing."""
     if bad is None:
         return None
+    if examined is not None and examined.repeats is not None:
+        return _vanished(examined.repeats)
     if bad.cause == "not-reproducible":
         return "inconclusive", f"{bad.detail or 'the value did not come back'}{_RACE}", 0.5
     if bad.phase == "input" and bad.cause == "bad-input":
@@ -45,6 +48,13 @@ def proof(bad: FirstBad | None, examined: Examined | None) -> Proof | None:
         where = f" in {bad.op}" if bad.op else ""
         return "script", f"the same batch with the same weights is not finite in fp32 either ({bad.cause}{where})", 0.8
     return None
+
+
+def _vanished(repeats: Repeats) -> Proof:
+    """The value did not come back, and the batch was run several times more."""
+    if repeats.reads_unwritten and not repeats.bad:
+        return "script", f"when the batch runs again, {repeats.meaning}", 0.75
+    return "inconclusive", f"the value did not come back when the batch ran again; {repeats.meaning}", 0.5
 
 
 def _of_the_operation(bad: FirstBad) -> Proof | None:

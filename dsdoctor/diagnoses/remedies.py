@@ -66,6 +66,8 @@ def _run_again(examined: Examined | None) -> list[str]:
         told.append(f"the same micro-batch run again: {_OUTCOMES.get(examined.again, examined.again)}{fp32}")
     if examined.samples:
         told.append(f"of the micro-batch only sample {', '.join(map(str, examined.samples[:8]))} does it")
+    if examined.repeats is not None:
+        told.append(examined.repeats.meaning)
     vain = [trial for trial in examined.trials if trial.outcome in ("not-finite", "failed")]
     return told + [f"{trial.text}: {trial.told()}" for trial in vain if trial.remedy != "skip-sample"]
 

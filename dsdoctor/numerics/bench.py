@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from dsdoctor.numerics import replay, trees
 from dsdoctor.numerics.again import Batch, NoCommunication, overwritten
 from dsdoctor.numerics.engines import is_whole
 from dsdoctor.numerics.examined import Outcome
+from dsdoctor.numerics.fingerprint import fingerprint
 from dsdoctor.numerics.forward import loss_labels
 from dsdoctor.numerics.hooks import second_run
 from dsdoctor.numerics.replay import NotReplayable
@@ -42,7 +43,7 @@ class Peak:
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """How a run of the batch ended. `bad_rows` are the rows of the watched module's output that are not finite, where
-    others are; `rows` how many there are."""
+    others are; `rows` how many there are. `digest` is of all bits of outputs and gradients, where it was asked for."""
 
     outcome: Outcome
     loss: float | None = None
@@ -50,6 +51,7 @@ class Result:
     peaks: tuple[Peak, ...] = ()
     bad_rows: tuple[int, ...] = ()
     rows: int = 0
+    digest: int = 0
 
 
 @dataclass
@@ -68,7 +70,7 @@ class _Watch:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def made(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            tensors = [leaf for _, leaf in trees.leaves(output, "") if isinstance(leaf, Tensor)]
+            tensors = _tensors(output)
             taken = [leaf for _, leaf in trees.arguments(args, kwargs) if isinstance(leaf, Tensor)]
             self.peaks.append(Peak(name, _largest(taken), _largest(tensors)))
             if name == self.place and not self.bad:
@@ -113,11 +115,12 @@ class Bench:
         gradients: dict[str, Tensor] | None = None,
         factor: float = 1.0,
         inspect: Inspect | None = None,
+        bits: bool = False,
     ) -> Result:
         """The batch once more: weights, buffers and inputs in `dtype` (None: as they are), `change` done to the model.
 
-        `gradients` takes the gradients of the parameters, `factor` multiplies what backward starts from. What the model
-        raises is an outcome; NotReplayable is handed on.
+        `gradients` takes the gradients of the parameters, `factor` multiplies what backward starts from, `bits` asks
+        for a digest. What the model raises is an outcome; NotReplayable is handed on.
         """
         batch = batch or self.batch
         watch = _Watch(self._place if self._place is not None else "\0")
@@ -133,6 +136,8 @@ class Bench:
                 with _reparametrize_module(self._model, weights, tie_weights=True), _autocast(batch, dtype):
                     output = self._model(*_cast(batch.args, wide), **dict(_cast(batch.kwargs, wide)))
                     result = self._judge(output, weights, watch, factor, inspect)
+                if bits:
+                    result = replace(result, digest=_digest([*_tensors(output), *_gradients(weights)]))
                 if gradients is not None:
                     gradients.update({name: w.grad for name, w in weights.items() if w.grad is not None})
                 return result
@@ -140,6 +145,11 @@ class Bench:
                 raise
             except Exception as error:
                 return Result(outcome="failed", why=" ".join(f"{type(error).__name__}: {error}".split())[:200])
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all weights are in host memory."""
+        return all(value.device.type == "cpu" for value in self._model.parameters())
 
     def _weights(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """Clones of parameters and buffers; a parameter keeps whether it wants a gradient."""
@@ -186,6 +196,20 @@ class Bench:
             )
         bad = next((name for name, w in weights.items() if w.grad is not None and _is_bad(w.grad)), None)
         return f"the gradient of {bad} is not finite" if bad is not None else ""
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for _, leaf in trees.leaves(output, "") if isinstance(leaf, Tensor)]
+
+
+def _gradients(weights: Mapping[str, Tensor]) -> list[Tensor]:
+    return [weight.grad for weight in weights.values() if weight.grad is not None]
+
+
+def _digest(tensors: list[Tensor]) -> int:
+    """Of all bits of these tensors, as far as there is something to read."""
+    found = [fingerprint(tensor.detach()) for tensor in tensors]
+    return hash(tuple(one.digest for one in found if one is not None))
 
 
 def _largest(tensors: list[Tensor]) -> float:

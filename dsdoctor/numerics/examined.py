@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from dsdoctor.numerics.repeats import Repeats
+
 Outcome = Literal["finite", "not-finite", "failed", "not-tried"]
 """`failed`: the model raised with the remedy in force."""
 
@@ -42,8 +44,8 @@ class Examined:
 
     `again` is the batch run once more as it was, `in_fp32` in float32 throughout, with `loss_in_fp32`; `why_not` says
     why no remedy was tried. `samples` are the rows of the micro-batch that the value comes from, where only some do.
-    `derivative` is the operation whose derivative made the first bad value of a backward, with its line. `bundle` is
-    the folder that `nan replay` takes.
+    `derivative` is the operation whose derivative made the first bad value of a backward, with its line. `repeats` is
+    what more runs of a batch showed that was finite when it ran again. `bundle` is the folder that `nan replay` takes.
     """
 
     again: Outcome = "not-tried"
@@ -53,6 +55,7 @@ class Examined:
     samples: tuple[int, ...] = ()
     trials: tuple[Trial, ...] = ()
     derivative: tuple[str, str | None] | None = None
+    repeats: Repeats | None = None
     bundle: str = ""
 
     @property
@@ -66,7 +69,7 @@ class Examined:
         return next((trial for trial in self.trials if trial.outcome == "finite" and trial.patch), None)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "repeats": self.repeats.to_dict() if self.repeats is not None else None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Examined:
@@ -75,6 +78,7 @@ class Examined:
                 **values,
                 "samples": tuple(values["samples"]),
                 "derivative": tuple(values["derivative"]) if values.get("derivative") else None,
+                "repeats": Repeats.from_dict(values["repeats"]) if values.get("repeats") else None,
                 "trials": tuple(Trial(**trial) for trial in values["trials"]),
             }
         )

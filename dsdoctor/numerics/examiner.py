@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsdoctor.finding import FirstBad
+from dsdoctor.finding import FirstBad, Phase
 from dsdoctor.numerics import anomaly, engines, flushed, trees, trying
-from dsdoctor.numerics.again import Batch
+from dsdoctor.numerics.again import Batch, framed
 from dsdoctor.numerics.bench import Bench, Result
 from dsdoctor.numerics.bundle import save
 from dsdoctor.numerics.detector import Detector
+from dsdoctor.numerics.events import Event
 from dsdoctor.numerics.examined import Examined
 from dsdoctor.numerics.hooks import guarded, recomputing
+from dsdoctor.numerics.repeating import repeats
 from dsdoctor.numerics.replay import NotReplayable
 from dsdoctor.numerics.underflow import Underflow
 
@@ -137,11 +139,12 @@ def examined(model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], fo
     """
     until = time.monotonic() + trying.SECONDS
     bench = Bench(model, batch, gradients, found.module if found.tensor.startswith("output") else None)
-    again = bench.run()
+    again = bench.run(bits=True)
     late = Result(outcome="not-tried", why="out of time")
     shadow = bench.run(dtype=torch.float32) if time.monotonic() < until else late
     rows = bad_rows(batch) or _batch_rows(batch, again)
     worth = again.outcome != "finite"
+    vanished = not worth and _has_to_come_back(found, gradients)
     return Examined(
         again=again.outcome,
         in_fp32=shadow.outcome,
@@ -150,7 +153,33 @@ def examined(model: nn.Module, batch: Batch, gradients: Mapping[str, Tensor], fo
         samples=rows,
         derivative=anomaly.derivative(bench) if found.phase == "backward" and worth else None,
         trials=trying.trials(bench, found, shadow, rows, until) if worth else (),
+        repeats=repeats(bench, again, lambda: _first_place(model, batch), until) if vanished else None,
     )
+
+
+def _has_to_come_back(found: FirstBad, gradients: Mapping[str, Tensor]) -> bool:
+    """Whether a second run does all that made the value: no loss outside of the model, no gradient from there."""
+    if found.phase == "backward":
+        return bool(gradients) and all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+    return found.phase == "forward"
+
+
+def _first_place(model: nn.Module, batch: Batch) -> str:
+    """Where a value of the batch's forward goes bad as things are now, in words; empty where nowhere."""
+
+    def event(phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event:
+        name = str(dtype).removeprefix("torch.")
+        return Event(step=0, micro_step=0, phase=phase, module=module, tensor=tensor, kind=kind, dtype=name, batch=0)
+
+    seen = framed(model, batch, event, max_frames=1)
+    if seen is None:
+        return ""
+    parts = (
+        f"{seen.module or 'the model'}: {seen.tensor}",
+        seen.origin.op,
+        seen.origin.line and f"at {seen.origin.line}",
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _keeper(gradients: dict[str, Tensor], label: str) -> Any:

@@ -51,6 +51,8 @@ def run_again(model: nn.Module, bundle: Bundle) -> Replayed:
     if known.again != "finite":
         return recorded, "", known
     detail = "the batch is finite when it runs again with the same weights and random numbers"
+    if known.repeats is not None:
+        detail += f"; {known.repeats.meaning}"
     return replace(recorded, cause="not-reproducible", op=None, detail=detail), "", known
 
 

@@ -1,10 +1,13 @@
 """What the second run of one micro-batch proves, and what it does not."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsdoctor.blame.replayed import proof
 from dsdoctor.finding import FirstBad
 from dsdoctor.numerics.examined import Examined
+from dsdoctor.numerics.repeats import Repeats
 
 
 def bad(cause, *, phase="forward", dtype="float16", op=None):
@@ -13,6 +16,7 @@ def bad(cause, *, phase="forward", dtype="float16", op=None):
 
 
 FINITE_IN_FP32 = Examined(again="not-finite", in_fp32="finite", loss_in_fp32=2.318)
+STEADY = Repeats(runs=4, bad=0, same_bits=True)
 NEVER_FINITE = Examined(again="not-finite", in_fp32="not-finite")
 
 
@@ -28,6 +32,14 @@ NEVER_FINITE = Examined(again="not-finite", in_fp32="not-finite")
         (bad("bad-input", phase="input"), None, "script"),
         (bad("ignored-labels", phase="loss"), None, "script"),
         (bad("not-reproducible"), Examined(again="finite", in_fp32="finite"), "inconclusive"),
+        (bad("not-reproducible"), Examined(again="finite", repeats=STEADY), "inconclusive"),
+        (bad("not-reproducible"), Examined(again="finite", repeats=replace(STEADY, reads_unwritten=True)), "script"),
+        # what comes and goes whatever is in new memory is no proof of memory that was not written to
+        (
+            bad("not-reproducible"),
+            Examined(again="finite", repeats=replace(STEADY, reads_unwritten=True, bad=1, same_bits=False)),
+            "inconclusive",
+        ),
     ],
 )
 def test_proved(value, examined, blame):
