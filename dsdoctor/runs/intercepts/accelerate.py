@@ -1,9 +1,14 @@
-"""Accelerate, and through it Transformers: their DeepSpeed config object gets our config in place of its file."""
+"""Accelerate, and through it Transformers: their DeepSpeed config object gets our config in place of its file.
+
+On a machine without an accelerator Accelerate takes each rank for the only one, with all the data for itself, unless it
+is told `cpu=True`, with which it leaves DeepSpeed out. Where DeepSpeed is asked for, it is told of the ranks.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +20,7 @@ from dsdoctor.runs.session import RankSession
 
 def install(session: RankSession, hooks: ImportHooks) -> None:
     hooks.after_import("accelerate.utils.deepspeed", lambda module: _replace_config(session, module))
+    hooks.after_import("accelerate.state", lambda module: _know_ranks_on_cpu(session, module))
     if session.spec.precision == "fp32":
         hooks.after_import("accelerate.state", lambda module: _no_mixed_precision(session, module))
 
@@ -45,6 +51,23 @@ def _config(session: RankSession) -> dict[str, Any]:
 
 def _framework(kind: type) -> Framework:
     return "transformers" if kind.__module__.startswith("transformers") else "accelerate"
+
+
+def _know_ranks_on_cpu(session: RankSession, module: ModuleType) -> None:
+    """Give the answer of `cpu=True` where Accelerate found no backend for the ranks of a DeepSpeed run."""
+    kind = module.PartialState
+    original = kind._prepare_backend
+
+    @functools.wraps(original)
+    def prepare(this: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(this, *args, **kwargs)
+        asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+        if not asked or found != (None, module.DistributedType.NO):
+            return found
+        session.note("Accelerate, which counts ranks on accelerators only, is told of those on the CPU: a rehearsal")
+        return "gloo", module.DistributedType.MULTI_CPU
+
+    session.patch(kind, "_prepare_backend", prepare)
 
 
 def _no_mixed_precision(session: RankSession, module: ModuleType) -> None:
