@@ -118,6 +118,9 @@ def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: 
     try:
         with take_part(place, task) as speaker:
             if speaker.facts is None:
+                if speaker.trouble:
+                    leader = "what this means is told by local rank 0 of this node"
+                    print(f"dsdoctor: rank {place.rank}: {speaker.trouble}; {leader}", file=sys.stderr)
                 return speaker.listen()
             machine = collect(probe_command=None)  # the others wait for us
             logs, nccl = _of_nccl([speaker.nccl_logs] if speaker.nccl_logs is not None else [])

@@ -131,7 +131,7 @@ class _Part:
         """What this process knows by itself. One of each node says it; the others would only say it again."""
         rank = self._place.rank
         facts = replace(self._facts, cannot_meet=error, seen_by=rank, seconds=self._seconds())
-        return Speaker(None, facts if self._place.leads_node else None, 0, 0.0)
+        return Speaker(None, facts if self._place.leads_node else None, 0, 0.0, trouble=error)
 
     # rank 0
 

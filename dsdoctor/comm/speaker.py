@@ -19,11 +19,14 @@ class Speaker:
         heard_by: int,
         deadline: float,
         nccl_logs: Path | None = None,
+        trouble: str = "",
     ) -> None:
         self.facts = facts
         """All that is known, for the process that speaks; None for one that is silent."""
         self.nccl_logs = nccl_logs
         """The folder of what NCCL logged on the ranks that failed, until the part is over; None for nothing."""
+        self.trouble = trouble
+        """Why a silent process could not meet the others."""
         self._meeting = meeting
         self._heard_by = heard_by
         self._deadline = deadline

@@ -20,6 +20,8 @@ from dsdoctor.diagnoses.shared_memory import SHM_TEXT, SIGBUS
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.runs.facts import Failure
 
+_OF_NCCL = ("comm/ib-error", "comm/wrong-interface", "comm/p2p-hang", "comm/nccl-error")
+
 
 class StalledRank(TextDiagnosis):
     """A rank came to the rendezvous and then stopped: it hangs outside the collectives, was stopped by a signal, or
@@ -187,7 +189,7 @@ class FailedStep(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         reading = reading_of(case, "failed", "not-started")
-        if reading is None or case.comm is None or _narrower(case.comm, reading):
+        if reading is None or case.comm is None or _narrower(case.comm, reading) or holds(case, *_OF_NCCL):
             return
         first = reading.ranks[0]
         text = first.trouble.text if first.trouble else ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dsdoctor.case import Case
 from dsdoctor.comm.facts import CommFacts, CommRank
 from dsdoctor.comm.reading import CommReading, read
 from dsdoctor.finding import Evidence
+from dsdoctor.logs.facts import LogFacts
+from dsdoctor.runs.facts import Failure
 
 SOURCE = "comm"
 MAX_SHOWN = 6
@@ -18,6 +22,20 @@ def reading_of(case: Case, *kinds: str) -> CommReading | None:
         return None
     reading = read(case.comm)
     return reading if reading.kind in kinds else None
+
+
+def as_of_the_job(case: Case) -> Case:
+    """The case with the exception that ended the check among those of the job's logs.
+
+    For rules on what NCCL and gloo say: they say the same to the check as to the job.
+    """
+    reading = reading_of(case, "failed")
+    if reading is None or reading.step is None or reading.step.status != "failed":
+        return case
+    kind, _, message = reading.step.text.partition(": ")
+    raised = Failure(rank=reading.ranks[0].rank, type=kind, message=message, source=SOURCE, time=reading.ranks[0].time)
+    logs = case.logs or LogFacts()
+    return replace(case, logs=replace(logs, failures=(*logs.failures, raised)))
 
 
 def stands(facts: CommFacts, reading: CommReading) -> tuple[Evidence, ...]:

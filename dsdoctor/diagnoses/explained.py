@@ -17,6 +17,7 @@ GENERAL = (
     "launch/abort",
     "launch/signal",
     "comm/nccl-error",
+    "comm/failed-step",
 )
 """What is said of an exception where nothing more specific is known."""
 

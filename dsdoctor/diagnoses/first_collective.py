@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, nodes
+from dsdoctor.diagnoses.comm_check import as_of_the_job
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE, Form, TextDiagnosis
 from dsdoctor.diagnoses.timeouts import FIRST_COLLECTIVES, silent_ranks, timed_out, timeouts
 from dsdoctor.finding import Evidence, Finding, Fix
@@ -55,7 +56,7 @@ class P2pHang(TextDiagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         found = list(nodes.cured_by(self, case, "NCCL_P2P_DISABLE", "peer-to-peer transfers fail", self.fixes))
-        found = found or list(super().examine(case)) or self._refused(case)
+        found = found or list(super().examine(as_of_the_job(case))) or self._refused(case)
         if found:
             yield from found
             return

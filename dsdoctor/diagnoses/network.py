@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context, nodes
 from dsdoctor.diagnoses.base import Diagnosis
+from dsdoctor.diagnoses.comm_check import as_of_the_job
 from dsdoctor.diagnoses.explained import explained, has_specific_root
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE
 from dsdoctor.diagnoses.peers import is_peer_failure
@@ -50,6 +51,7 @@ class InfinibandError(Diagnosis):
 
     def examine(self, case: Case) -> Iterator[Finding]:
         yield from nodes.cured_by(self, case, "NCCL_IB_DISABLE", "InfiniBand transfers fail", _CHECK_FABRIC)
+        case = as_of_the_job(case)
         if case.logs is None or any(not self._says_so(failure) for failure in _of_ranks(case)):
             return
         completions = _completions(case)
@@ -126,6 +128,7 @@ class WrongInterface(Diagnosis):
         yield from nodes.cured_by(
             self, case, "NCCL_SOCKET_IFNAME", "the interface that NCCL takes by itself leads nowhere", _NAME_IT
         )
+        case = as_of_the_job(case)
         yield from self._named_in_vain(case)
         if case.logs is None:
             return
@@ -181,6 +184,7 @@ class NcclError(Diagnosis):
     title = "NCCL failed, and does not say why"
 
     def examine(self, case: Case) -> Iterator[Finding]:
+        case = as_of_the_job(case)
         first = next(iter(_of_ranks(case)), None)
         if first is None or _NCCL_ERROR.search(first.message) is None:
             return

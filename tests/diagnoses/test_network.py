@@ -2,6 +2,9 @@
 
 import pytest
 
+from dsdoctor.case import Case
+from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
+from dsdoctor.diagnoses import diagnose
 from dsdoctor.runs.facts import Frame
 from tests.diagnoses.examples import found
 from tests.diagnoses.making import TORCH, USER, event, failure, healthy, log, process_exit
@@ -136,3 +139,33 @@ def test_the_moment_is_that_of_the_message_less_the_time_limit():
     late = event("watchdog", text, rank=0, seq="1580", op="ALLREDUCE", numel="466119168", timeout="600000")
     (finding,) = found(log(late, steps_seen=50), "comm/timeout")
     assert "began to wait at 10:30:00" in finding.cause
+
+
+def checked(text):
+    """A communication check whose rank 1 fails with that exception."""
+    arrived = CommStep(name="rendezvous", status="passed")
+    ended = (arrived, CommStep(name="process-group", status="failed", text=text))
+    ranks = (
+        CommRank(rank=0, steps=(arrived, CommStep(name="process-group", status="unfinished")), ending="terminated"),
+        CommRank(rank=1, exit_code=1, steps=ended),
+    )
+    return Case(comm=CommFacts(world_size=2, backend="nccl", ranks=ranks))
+
+
+@pytest.mark.parametrize(
+    ("text", "identifier"),
+    [
+        ("RuntimeError: [enforce fail at device.cc:84] Unable to find address for: eth7", "comm/wrong-interface"),
+        (f"DistBackendError: {NCCL.format('Call to ibv_create_qp failed with error -1')}", "comm/ib-error"),
+        (
+            f"DistBackendError: {NCCL.format('peer access is not supported between these two devices')}",
+            "comm/p2p-hang",
+        ),
+        (f"DistBackendError: {NCCL.format('Call to socket failed')}", "comm/nccl-error"),
+        ("RuntimeError: nobody has seen this before", "comm/failed-step"),
+    ],
+)
+def test_the_check_is_told_the_same_as_the_job(text, identifier):
+    findings = [one for one in diagnose(checked(text), strict=True).findings if one.severity == "error"]
+    assert [one.id for one in findings] == [identifier]
+    assert findings[0].evidence[0].rank == 1
