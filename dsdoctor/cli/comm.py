@@ -49,7 +49,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--deadline", type=duration, default=30.0, metavar="S", help="seconds a step (default 30)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--hostfile", metavar="F", help="start on its hosts, by the deepspeed launcher")
-    parser.add_argument("--read", metavar="NCCL_LOG", help="read what NCCL_DEBUG=INFO logged; start nothing")
+    parser.add_argument(
+        "--read",
+        nargs="+",
+        metavar="NCCL_LOG",
+        help="read what NCCL_DEBUG=INFO logged (files, folders, -); start nothing",
+    )
     script = parser.add_mutually_exclusive_group()
     script.add_argument("--slurm", action="store_true", help="print a batch script for sbatch; start nothing")
     script.add_argument("--k8s", action="store_true", help="print manifests for kubectl; start nothing")
@@ -62,8 +67,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.read:
-        with _file(arguments.read) as path:
-            return _read_log(arguments, path)
+        with _files(arguments.read) as paths:
+            return _read_logs(arguments, paths)
     from dsdoctor.dsconfig import load_data
 
     config = load_data(arguments.config) if arguments.config else {}
@@ -147,7 +152,7 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
         output = on_hosts.run(arguments.hostfile, told, folder=Path(name), device=arguments.device, timeout=timeout)
         document = next(on_hosts.documents(output.read_text(encoding="utf-8", errors="replace")), None)
         if document is None:
-            return _read_log(arguments, str(output), failed=True)
+            return _read_logs(arguments, [str(output)], failed=True)
     if arguments.json:
         print(dumps(document))
     else:
@@ -156,33 +161,32 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _file(given: str) -> Iterator[str]:
-    """What was named; standard input as a file, since it is read twice."""
-    if given != "-":
-        yield given
-        return
+def _files(given: Sequence[str]) -> Iterator[list[str]]:
+    """What was named; standard input as a file, since all is read twice."""
     with TemporaryDirectory(prefix=_PREFIX) as name:
-        path = os.path.join(name, "stdin.log")
-        with open(path, "wb") as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-        yield path
+        piped = os.path.join(name, "stdin.log")
+        if "-" in given:
+            with open(piped, "wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+        yield [piped if path == "-" else path for path in given]
 
 
-def _read_log(arguments: argparse.Namespace, path: str, *, failed: bool = False) -> int:
+def _read_logs(arguments: argparse.Namespace, paths: Sequence[str], *, failed: bool = False) -> int:
     """What NCCL and launchers logged; `failed` where they were to give a result and gave none."""
     from dsdoctor.analysis import analyze_log
     from dsdoctor.comm.nccl_log import read_summary
     from dsdoctor.logs.read import Unreadable
 
     try:
-        analysis = analyze_log(path)
+        analysis = analyze_log(paths)
     except Unreadable as error:
         raise CannotWork(str(error)) from None
     if analysis.logs.silent and not failed:
         raise CannotWork("; ".join(analysis.logs.unreadable))
     tell_broken(analysis.broken)
-    nccl = read_summary([path])
-    summary = "the launcher ended without a result" if failed else f"{analysis.logs.lines} lines read"
+    nccl = read_summary(paths)
+    count = analysis.logs.lines
+    summary = "the launcher ended without a result" if failed else f"{count} line{'s' if count != 1 else ''} read"
     if nccl.silent and not failed:
         summary += ", none of them NCCL's: it logs with NCCL_DEBUG=INFO"
     return _tell(arguments, analysis.case, analysis.findings, summary=summary, failed=failed, nccl=nccl)

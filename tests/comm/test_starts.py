@@ -183,5 +183,13 @@ def test_reading_what_nccl_logged(tmp_path):
     document = json.loads(done.stdout)
     assert document["findings"][0]["id"] == "comm/wrong-interface"
     assert document["findings"][0]["evidence"][0]["line"] in (1, 2)
+    assert document["nccl"]["interfaces"] == {"docker0": 1}
+    (tmp_path / "other.log").write_text("node2:1:2 [0] NCCL INFO Using network Socket\n")
+    both = subprocess.run(
+        dsdoctor("--read", "other.log", "-"), input=log.read_bytes(), cwd=tmp_path, capture_output=True, timeout=LIMIT
+    )
+    assert both.returncode == 1
+    assert b"docker0" in both.stdout
+    assert b"network    Socket" in both.stdout
     missing = run(dsdoctor("--read", "nowhere.log"), environment(dict(os.environ)), tmp_path)
     assert missing.returncode == 2
