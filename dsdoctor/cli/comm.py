@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_data(arguments.config) if arguments.config else {}
     if arguments.slurm or arguments.k8s:
-        return _write_script(arguments)
+        return _write_script(arguments, config)
     try:
         place = started(os.environ)
     except NotComplete as error:
@@ -146,7 +146,7 @@ def _on_hosts(arguments: argparse.Namespace) -> int:
         hostfile.hosts(arguments.hostfile)
     except hostfile.Malformed as error:
         raise CannotWork(str(error)) from None
-    told = [*_passed_on(arguments), "--device", arguments.device]
+    told = [*_config_path(arguments), *_options(arguments)]
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         timeout = 3 * arguments.deadline + _START
         output = on_hosts.run(arguments.hostfile, told, folder=Path(name), device=arguments.device, timeout=timeout)
@@ -205,7 +205,7 @@ def _of_nccl(paths: Sequence[Path]) -> tuple[LogFacts | None, NcclSummary | None
         return None, None
 
 
-def _write_script(arguments: argparse.Namespace) -> int:
+def _write_script(arguments: argparse.Namespace, config: Mapping[str, Any]) -> int:
     from dsdoctor.comm import batch_script
 
     shape: dict[str, Any] = {
@@ -214,16 +214,21 @@ def _write_script(arguments: argparse.Namespace) -> int:
         "gpus": arguments.device != "cpu",
     }
     if arguments.slurm:
-        print(batch_script.slurm(_passed_on(arguments), **shape), end="")
+        print(batch_script.slurm([*_config_path(arguments), *_options(arguments)], **shape), end="")
     else:
-        print(batch_script.kubernetes(_passed_on(arguments), image=arguments.image, **shape), end="")
+        manifests = batch_script.kubernetes(_options(arguments), image=arguments.image, config=config, **shape)
+        print(manifests, end="")
     return 0
 
 
-def _passed_on(arguments: argparse.Namespace) -> list[str]:
-    """The arguments of this command for the ranks on other nodes."""
-    given = [os.path.abspath(arguments.config)] if arguments.config else []
-    return [*given, "--deadline", f"{arguments.deadline:g}"]
+def _config_path(arguments: argparse.Namespace) -> list[str]:
+    """The ds_config for ranks on nodes that see the files of this one."""
+    return [os.path.abspath(arguments.config)] if arguments.config else []
+
+
+def _options(arguments: argparse.Namespace) -> list[str]:
+    """The options of this command for the ranks on other nodes."""
+    return ["--deadline", f"{arguments.deadline:g}", "--device", arguments.device]
 
 
 def _tell(

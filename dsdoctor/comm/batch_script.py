@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _MINUTES = 10
 _PORT = 29500
+_DS_CONFIG = "ds_config.json"
+_MOUNT = "/dsdoctor"
+_CONFIG_MOUNT = f"""            - name: config
+              mountPath: {_MOUNT}
+"""
+_CONFIG_VOLUME = """        - name: config
+          configMap:
+            name: dsdoctor-comm
+"""
 
 
 def slurm(arguments: Sequence[str], *, nodes: int, nproc: int, gpus: bool) -> str:
@@ -34,12 +45,19 @@ srun --kill-on-bad-exit=0 --output=dsdoctor-comm-%j-%n.txt bash -c '{start}'
 """
 
 
-def kubernetes(arguments: Sequence[str], *, nodes: int, nproc: int, gpus: bool, image: str) -> str:
-    """Manifests for `kubectl apply -f`: a headless service, and an indexed job whose pod 0 logs the result."""
+def kubernetes(
+    arguments: Sequence[str], *, nodes: int, nproc: int, gpus: bool, image: str, config: Mapping[str, Any] | None = None
+) -> str:
+    """Manifests for `kubectl apply -f`: a headless service, and an indexed job whose pod 0 logs the result.
+
+    The pods do not have the files of this machine: the ds_config goes with the manifests.
+    """
     limits = f"nvidia.com/gpu: {nproc}" if gpus else f"cpu: {nproc}"
-    command = _torchrun(arguments, nproc, str(nodes), "$JOB_COMPLETION_INDEX")
+    given = [f"{_MOUNT}/{_DS_CONFIG}"] if config else []
+    command = _torchrun([*given, *arguments], nproc, str(nodes), "$JOB_COMPLETION_INDEX")
     return f"""# The result is in the log of the first pod: kubectl logs -l batch.kubernetes.io/job-completion-index=0
-apiVersion: v1
+# Remove all of it before the next check: kubectl delete job,service,configmap dsdoctor-comm --ignore-not-found
+{_config_map(config) if config else ""}apiVersion: v1
 kind: Service
 metadata:
   name: dsdoctor-comm
@@ -81,10 +99,22 @@ spec:
           volumeMounts:
             - name: shm
               mountPath: /dev/shm
-      volumes:
+{_CONFIG_MOUNT if config else ""}      volumes:
         - name: shm
           emptyDir:
             medium: Memory
+{_CONFIG_VOLUME if config else ""}"""
+
+
+def _config_map(config: Mapping[str, Any]) -> str:
+    """JSON is YAML too, so that the text can stand there as it is."""
+    return f"""apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: dsdoctor-comm
+data:
+  {_DS_CONFIG}: {json.dumps(json.dumps(config))}
+---
 """
 
 

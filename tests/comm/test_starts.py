@@ -158,6 +158,7 @@ def test_the_kubernetes_manifests(tmp_path):
         environment(dict(os.environ)),
         tmp_path,
     )
+    assert wrote.returncode == 0, wrote.stderr
     service, job = yaml.safe_load_all(wrote.stdout)
     assert service["spec"]["clusterIP"] == "None"
     assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["completionMode"]) == (3, 3, "Indexed")
@@ -169,6 +170,24 @@ def test_the_kubernetes_manifests(tmp_path):
     name, _, domain = variables["MASTER_ADDR"].partition(".")
     assert name == f"{job['metadata']['name']}-0"
     assert domain == service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
+
+
+def test_the_ds_config_goes_with_the_manifests(tmp_path):
+    """The pods do not have the files of the machine where kubectl runs."""
+    yaml = pytest.importorskip("yaml")
+    config = {"bf16": {"enabled": True}, "note": 'it\'s: "quoted" # and {more}\n'}
+    (tmp_path / "ds_config.json").write_text(json.dumps(config))
+    wrote = run(dsdoctor("ds_config.json", "--k8s", "--device", "cpu"), environment(dict(os.environ)), tmp_path)
+    held, _, job = yaml.safe_load_all(wrote.stdout)
+    (name, text), *_ = held["data"].items()
+    assert json.loads(text) == config
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "config"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "config"]
+    assert volume["configMap"]["name"] == held["metadata"]["name"]
+    assert f"dsdoctor comm {mount['mountPath']}/{name} " in container["args"][0]
+    assert str(tmp_path) not in wrote.stdout
 
 
 def test_reading_what_nccl_logged(tmp_path):
