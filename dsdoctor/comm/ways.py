@@ -20,10 +20,12 @@ class Ways:
     gpu_links: Mapping[str, GpuLinks] = field(default_factory=dict)
 
     def between(self, low: int, high: int) -> Way | None:
-        """None inside a node over gloo: that goes through the kernel and memory, for which there is no figure."""
+        """None where nothing is known of it."""
         one, other = self.ranks[low], self.ranks[high]
         if one.host != other.host:
             return self._across(low, high)
+        if self.backend == "gloo":
+            return Way(name="the kernel and memory (gloo)")
         if one.gpu is None or other.gpu is None or one.host not in self.gpu_links:
             return None
         return self.gpu_links[one.host].between(one.gpu.uuid, other.gpu.uuid)

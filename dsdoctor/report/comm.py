@@ -59,7 +59,7 @@ def _of_the_check(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
         yield "time and bus bandwidth of one collective, by bytes", _collectives(facts.speeds)
     if facts.speeds is not None and len(facts.speeds.pairs) > 1:
         yield "pairs of ranks, in GB/s", _pairs(facts.speeds)
-    if facts.speeds is not None and (any(pair.way for pair in facts.speeds.pairs) or len(facts.speeds.pairs) == 1):
+    if facts.speeds is not None and facts.speeds.pairs:
         yield "links, by their specification and as measured between two ranks", _links(facts.speeds)
     ras = next((rank.ras for rank in facts.ranks if rank.ras), "")
     if ras:

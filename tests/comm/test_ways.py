@@ -39,6 +39,7 @@ PLAIN = [member(rank) for rank in range(4)]
         ("gloo", WITH_CARDS, (0, 2), Way(name="TCP (eth0)", best=1.25e9)),
         ("gloo", [member(rank, speed=None) for rank in range(4)], (0, 2), Way(name="TCP (eth0)")),
         ("gloo", [], (0, 2), None),
+        ("gloo", PLAIN, (0, 1), Way(name="the kernel and memory (gloo)")),  # no figure is made up for that
     ],
 )
 def test_between(backend, members, pair, expected):
