@@ -14,7 +14,7 @@ import time
 
 _ADDRESS = ("localhost", 28028)
 _PROTOCOL = 2
-_MOST = 1 << 16
+_MOST = 1 << 13
 _TITLE = re.compile(r"^(Errors|Warnings)\n=+\n", re.MULTILINE)
 
 
