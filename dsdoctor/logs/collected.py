@@ -2,6 +2,7 @@
 
 The head of a traceback begins a line of its own, so whatever stands before it was put there by what collected the log:
 a time, a machine, a stream, the name of a task. It stands before the lines that follow, too.
+The same goes for the indentation of a log that was pasted into a text.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ _NOT_A_PREFIX = re.compile(r"[│┃╭]|^\w+ {2,}$")
 
 
 class Collected:
-    """The prefixes of one source. `strip` takes off what `learn` has seen; numbers in it may be others."""
+    """The prefixes of one source. `without_prefix` takes off what `learn` has seen; numbers in it may be others."""
 
     def __init__(self) -> None:
         self._learned: dict[str, re.Pattern[str]] = {}
+        self._indent = ""
 
     def learn(self, line: str) -> None:
         """Take what stands before the head of a traceback in this line, without the rank, which unwrapping finds."""
         head = plain(line)
         before = head[: head.find(TRACEBACK)]
         before = before[: rank_begins(before)]
+        self._indent = before if before.isspace() else ""
         if not before.strip() or len(before) > _MAX_PREFIX or _NOT_A_PREFIX.search(before) is not None:
             return
         shape = re.sub(r"\d+", "0", before)
         if shape not in self._learned and len(self._learned) < _MAX_LEARNED:
             self._learned[shape] = re.compile(re.escape(shape).replace("0", r"\d+"))
 
-    def strip(self, line: str) -> str:
-        """The line without its prefix."""
+    def without_prefix(self, line: str) -> str:
+        """The line without its prefix, and without the indentation of the last head."""
         if not self._learned:
-            return line
+            return line.removeprefix(self._indent)
         text = plain(line)
         for pattern in self._learned.values():
             if (match := pattern.match(text)) is not None:
                 return text[match.end() :]
-        return line
+        return line.removeprefix(self._indent)

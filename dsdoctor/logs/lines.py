@@ -23,7 +23,7 @@ from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
 from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
-from dsdoctor.logs.unwrap import Unwrapped, apart, unwrap
+from dsdoctor.logs.unwrap import Unwrapped, apart, plain, unwrap
 from dsdoctor.logs.wrapped import Boxed
 from dsdoctor.runs.facts import Failure
 
@@ -82,7 +82,7 @@ class LineReader:
                 self._segment(part, self.line, rows)
 
     def _boxed_segment(self, segment: str) -> None:
-        for text, line in self._boxed.feed(segment, self.line):
+        for text, line in self._boxed.feed(plain(segment), self.line):
             for part in apart(text):
                 self._segment(part, line, grammar.ALL)
         if self._boxed.open:
@@ -109,7 +109,7 @@ class LineReader:
         if grammar.TRACEBACK in segment:
             self._collected.learn(segment)
         if self.attention > 0 or grammar.TRACEBACK in segment:
-            segment = self._collected.strip(segment)
+            segment = self._collected.without_prefix(segment)
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank
         if line.rank is not None:

@@ -37,6 +37,7 @@ class Scanner:
         self._story = story
         self._lines = LineReader(source, story)
         self._unfinished = False
+        self._indent: bytes | None = None
         self._width: int | None = None
         self.kinds = Kinds(values, is_training)
 
@@ -58,6 +59,10 @@ class Scanner:
         if self._source.rank is not None:
             self._story.saw(self._source.rank)
         self._unfinished = not data.endswith(b"\n")
+        if self._indent is None:
+            self._indent = _indentation(data) if len(data) <= _PASTED else b""
+        if self._indent:
+            data = re.sub(rb"(?m)^" + self._indent, b"", data)
         if self._width is None:
             self._width = (len(data) <= _PASTED and width(_lines(data), told)) or 0
         if self._width or len(data) <= SHORT:
@@ -161,6 +166,16 @@ class Scanner:
             self._count(step, count)
             for name in step.series:
                 self._story.builder(name).passed(count)
+
+
+def _indentation(data: bytes) -> bytes:
+    """The blanks that all lines begin with, as in a log that was pasted into a text."""
+    least = min((line for line in data.splitlines() if line.strip()), key=_blanks, default=b"")
+    return least[: _blanks(least)]
+
+
+def _blanks(line: bytes) -> int:
+    return len(line) - len(line.lstrip(b" "))
 
 
 def _lines(data: bytes) -> list[str]:

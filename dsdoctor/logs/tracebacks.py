@@ -82,6 +82,8 @@ class TracebackReader:
         self._open: _Open | None = None
         self._last: Raised | None = None
         self._message: list[tuple[str, int]] = []
+        self._fenced = False
+        """The log was pasted into a text: what follows the end of the code block is no message."""
         self._ignored_next = False
         self._after_code = False
         self._pending_chain = False
@@ -199,6 +201,7 @@ class TracebackReader:
         if opened is None:
             return
         self._message = [(named["message"] or "", at.line)]
+        self._fenced = False
         failure = Failure(
             rank=self._rank,
             type=named["type"],
@@ -221,7 +224,8 @@ class TracebackReader:
         if self._last is None or len(self._message) >= MAX_MESSAGE_LINES or _FOREIGN.match(text):
             self._close_message()
             return False
-        self._message.append((text.rstrip(), at.line))
+        self._fenced = self._fenced or text.startswith("```")
+        self._message.append(("" if self._fenced else text.rstrip(), at.line))
         return True
 
     def _close_message(self) -> None:

@@ -20,6 +20,8 @@ _UNRANKED = re.compile(
     r"(?P<host>(?:worker|node|host|gpu|trainer|master|launcher)[\w.-]*)(?!:\d+:\d+ \[): ?(?=\S|\s{2})"  # pdsh
     r"|(?P<address>\d{1,3}(?:\.\d{1,3}){3}|[a-z][a-z\d-]*\d[\w.-]*):"
     r" (?=\s|\[|Traceback|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)? (?P<syslog>[\w.-]+)"
+    r" [\w./@-]+(?:\[\d+\])?: ?"  # syslog, the journal
     r"|\((?:[\w.:]+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"  # Ray
     r"|[\w.-]+ +\| ?"  # docker compose
     r"|\[pod/[^\]]+\] ?"  # kubectl
@@ -80,7 +82,7 @@ def unwrap(line: str) -> Unwrapped:
             match = _UNRANKED.match(line, position)
             if match is None:
                 break
-            host = match["host"] or match["address"] or host
+            host = match["host"] or match["address"] or match["syslog"] or host
         position = match.end()
     text = line[position:]
     if (

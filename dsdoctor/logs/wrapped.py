@@ -12,6 +12,8 @@ _SHARE = 0.03
 _TRIED = 20
 _USUAL = (80, 100, 120, 132, 160, 200)
 """Columns that terminals have when nobody chooses."""
+_RAISED = re.compile(r"(?:\[rank\d+\]: ?)?(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
+_GOES_ON = re.compile(r"[a-z0-9\])'\",.;/_=-]")
 _NO_BREAK = re.compile(r"(?:[│┃|╮╯┐┘\s]|[-=*#_─━]{20,})$")
 
 
@@ -19,7 +21,8 @@ def width(lines: Sequence[str], told: Callable[[str], Set[str]]) -> int | None:
     """The length at which these lines were broken, None if they were not. `told` names what a text tells.
 
     Either lines of several kinds are all as long as the longest, which does not happen by itself, or lines of that
-    length tell more together with the next one than both do alone; once is enough at a width that terminals have.
+    length tell more together with the next one than both do alone, or are an exception whose message goes on; once is
+    enough at a width that terminals have.
     """
     longest = max(map(len, lines), default=0)
     if not LEAST <= longest <= MOST:
@@ -30,7 +33,11 @@ def width(lines: Sequence[str], told: Callable[[str], Set[str]]) -> int | None:
     if len(kinds) >= _KINDS and len(ends) > 1 and len(broken) >= _SHARE * len(lines):
         return longest
     pairs = [(lines[at], lines[at + 1]) for at in broken[:_TRIED] if at + 1 < len(lines)]
-    together = sum(not told(one + other) <= told(one) | told(other) for one, other in pairs)
+    together = sum(
+        not told(one + other) <= told(one) | told(other)
+        or (_RAISED.match(one) is not None and _GOES_ON.match(other) is not None)
+        for one, other in pairs
+    )
     return longest if together >= (1 if longest in _USUAL else _KINDS - 1) else None
 
 
@@ -69,7 +76,7 @@ class Boxed:
         if match is None:
             return [*self.take(), (text, line)]
         head, inner = match["head"], match["inner"]
-        if self.open and head == self._head and _goes_on(self._last, inner):
+        if self.open and _shape(head) == _shape(self._head) and _goes_on(self._last, inner):
             self._text += _glue(self._last, inner) + inner.strip()
             self._last = inner
             return []
@@ -82,6 +89,11 @@ class Boxed:
         complete = [(self._head + self._text, self._line)] if self.open else []
         self._line = 0
         return complete
+
+
+def _shape(head: str) -> str:
+    """What stands before a box, with other times and numbers in each line."""
+    return re.sub(r"\d+", "0", head)
 
 
 def _goes_on(line: str, following: str) -> bool:

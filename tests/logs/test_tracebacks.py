@@ -153,3 +153,29 @@ def test_ipython(tmp_path):
 def test_labels_between_the_frames_are_no_exceptions(tmp_path):
     text = HEAD + USER + "Loss: 2.3\nstage: 1\nKeyError: 'x'\n"
     assert [f.type for f in facts(tmp_path, text).failures] == ["KeyError"]
+
+
+def test_a_message_ends_where_a_code_block_does(tmp_path):
+    text = f"I get this:\n```\n{HEAD}{USER}AssertionError\n```\nWhat can I do?\n"
+    (failure,) = facts(tmp_path, text).failures
+    assert (failure.type, failure.message) == ("AssertionError", "")
+
+
+def test_a_message_that_a_terminal_broke(tmp_path):
+    """Only the exception is as long as the terminal is wide; its next line goes on within a word."""
+    line = "RuntimeError: " + "x" * 100 + " the cause"
+    (failure,) = facts(tmp_path, f"{HEAD}{line[:80]}\n{line[80:]}\n".replace(HEAD, HEAD + USER)).failures
+    assert failure.message == line.removeprefix("RuntimeError: ")
+
+
+def test_a_box_with_other_times_before_each_line(tmp_path):
+    lines = (
+        "╭── Traceback (most recent call last) ──╮",
+        "│ /x/site-packages/torch/func.py:9 in   │",
+        "│ embedding                             │",
+        "╰───────────────────────────────────────╯",
+        "KeyError: 'label'",
+    )
+    text = "".join(f"2025-03-10T13:52:1{at}Z {line}\n" for at, line in enumerate(lines))
+    (failure,) = facts(tmp_path, text).failures
+    assert [frame.function for frame in failure.frames] == ["embedding"]

@@ -68,6 +68,7 @@ def test_control_characters_do_not_survive():
     ("line", "text", "host"),
     [
         ("worker-0: RuntimeError: x", "RuntimeError: x", "worker-0"),
+        ("May  1 10:11:01 gpu07 train.sh[412]: step 1", "step 1", "gpu07"),
         ("10.0.8.21: [rank1]: RuntimeError: x", "RuntimeError: x", "10.0.8.21"),
         ("node01:12:34 [0] NCCL INFO x", "node01:12:34 [0] NCCL INFO x", "node01"),
         ("c3n07: node01:12:34 [0] NCCL INFO x", "c3n07: node01:12:34 [0] NCCL INFO x", None),
