@@ -256,8 +256,8 @@ def _without_accumulation(config: Effective, steps: int) -> dict[str, Any]:
 def _rest(config: Effective) -> Iterator[Change]:
     """Loss scale and the other options of the precision, activation checkpointing, monitors, and what is left."""
     for section in ("fp16", "bf16", "bfloat16"):
-        for key, _value in _leaves(config, section):
-            yield _drop(key, "precision options", value=True)
+        for key, value in _leaves(config, section):
+            yield _drop(key, "precision options", value=True, insane=_holds_the_scale(key, value))
     done = {ZERO, "optimizer", "scheduler", "fp16", "bf16", "bfloat16", *batch.KEYS, "gradient_clipping"}
     done |= set(_COMMUNICATION_KEYS)
     for name, value in config.data.items():
@@ -268,6 +268,14 @@ def _rest(config: Effective) -> Iterator[Change]:
             yield from (_drop(key, group) for key, _value in _leaves(config, name))
         elif not isinstance(value, Mapping) and not _at_default(config, name):
             yield _drop(name, group)
+
+
+def _holds_the_scale(key: str, value: Any) -> bool:
+    """A floor above 1, a fixed scale, or overflows that do not count: the scale cannot fall to where it fits."""
+    if not _is_number(value):
+        return False
+    name = key.rpartition(".")[2]
+    return bool(value < 1) if name == "hysteresis" else bool(value > 1) and name in ("min_loss_scale", "loss_scale")
 
 
 def _is_number(value: Any) -> bool:

@@ -74,8 +74,13 @@ def _pool(view: View, blame: str, *, asked: bool) -> Iterable[Change]:
         return [change for change in every if not _only_a_number(change)]
     if blame in ("script", "precision"):
         shared = [change for change in every if change.value and _can_matter(view, change)]
-        return shared if asked else [change for change in shared if change.insane and blame == "script"]
+        return shared if asked else [change for change in shared if change.insane and _explains(change, blame)]
     return every if blame == "inconclusive" or asked else ()
+
+
+def _explains(change: Change, blame: str) -> bool:
+    """What fp32 does not mend is no matter of the loss scale, and what it mends none of the optimizer."""
+    return (change.group in _OF_THE_OPTIMIZER) == (blame == "script")
 
 
 def _only_a_number(change: Change) -> bool:
@@ -84,11 +89,11 @@ def _only_a_number(change: Change) -> bool:
 
 
 def _can_matter(view: View, change: Change) -> bool:
-    """The optimizer's and the schedule's numbers matter only after the first step, and never for an input."""
+    """The optimizer's and the schedule's numbers matter from the first step on, and never for an input."""
     if change.group not in _OF_THE_OPTIMIZER:
         return True
     health, bad = view.given_health, view.case.first_bad
-    if bad is not None and (bad.phase == "input" or bad.step == 0):
+    if bad is not None and (bad.phase == "input" or (bad.step == 0 and bad.phase != "step")):
         return False
     return health is not None and health.numeric and health.step != 0
 

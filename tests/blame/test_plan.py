@@ -128,3 +128,27 @@ def test_a_loss_scale_gets_the_time_to_fall():
     )
     assert planned(given, leg("without-deepspeed")).steps == 6
     assert planned(replace(given, facts=scaled), leg("without-deepspeed")).steps is None
+
+
+def test_a_weight_that_the_first_step_made_bad_can_be_the_optimizers_numbers():
+    config = {**CONFIG, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "eps": 0.0, "torch_adam": True}}}
+    bad = FirstBad(rank=0, step=0, micro_step=0, phase="step", module="inp", tensor="weight", kind="nan")
+    late = (*FINE[:1], Step(index=1, losses=(math.nan,)))
+    legs = [leg(name, late) for name in ("with-deepspeed", "without-deepspeed", "control-fp32")]
+    seen = leg("numerics", late, first_bad=bad)
+    assert keys(planned(*legs, seen, config=config)) == {"optimizer.params.eps"}
+
+
+@pytest.mark.parametrize(("key", "value"), [("min_loss_scale", 65536), ("hysteresis", 0), ("loss_scale", 2**20)])
+def test_a_loss_scale_that_cannot_fall_may_be_why_only_fp32_passes(key, value):
+    config = {**wrong_rate(3e4), "bf16": {}, "fp16": {"enabled": True, key: value, "loss_scale_window": 50}}
+    skipped = tuple(replace(step, skipped=True, loss_scale=65536.0) for step in FINE)
+    legs = [leg(name, skipped, precision="fp16") for name in ("with-deepspeed", "without-deepspeed")]
+    assert keys(planned(*legs, leg("control-fp32"), config=config)) == {f"fp16.{key}"}
+
+
+def test_a_loss_scale_that_can_fall_is_not_searched():
+    config = {**CONFIG, "bf16": {}, "fp16": {"enabled": True, "min_loss_scale": 1, "initial_scale_power": 20}}
+    skipped = tuple(replace(step, skipped=True, loss_scale=65536.0) for step in FINE)
+    legs = [leg(name, skipped, precision="fp16") for name in ("with-deepspeed", "without-deepspeed")]
+    assert planned(*legs, leg("control-fp32"), config=config).why_not
