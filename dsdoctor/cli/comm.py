@@ -23,7 +23,7 @@ from dsdoctor.comm.started import NotComplete, Started, started
 
 if TYPE_CHECKING:
     from dsdoctor.case import Case
-    from dsdoctor.comm.nccl_log import NcclSummary
+    from dsdoctor.comm.nccl_log import NcclOutput, NcclSummary
     from dsdoctor.finding import Finding
     from dsdoctor.logs.facts import LogFacts
 
@@ -102,14 +102,14 @@ def _check_from_here(arguments: argparse.Namespace, config: Mapping[str, Any]) -
         device=arguments.device,
     )
     with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
-        facts, said = with_experiments(
+        facts, output = with_experiments(
             plan,
             config=config,
             folder=Path(name),
             deadline=arguments.deadline,
             tell=lambda text: print(f"dsdoctor: {text}", file=sys.stderr),
         )
-        logs, nccl = _of_nccl(said)
+        logs, nccl = _of_nccl(output)
     return _tell(arguments, Case(comm=facts, machine=machine, logs=logs), nccl=nccl)
 
 
@@ -117,6 +117,7 @@ def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: 
     """Be one rank of a check that a launcher started; one process speaks, all end with its exit code."""
     from dsdoctor.case import Case
     from dsdoctor.comm.member import Task, take_part
+    from dsdoctor.comm.nccl_log import NcclOutput
     from dsdoctor.machine.collect import collect
 
     task = Task(config=config, device=arguments.device, deadline=arguments.deadline)
@@ -128,7 +129,7 @@ def _take_part(arguments: argparse.Namespace, config: Mapping[str, Any], place: 
                     print(f"dsdoctor: rank {place.rank}: {speaker.trouble}; {leader}", file=sys.stderr)
                 return speaker.listen()
             machine = collect(probe_command=None)  # the others wait for us
-            logs, nccl = _of_nccl([speaker.nccl_logs] if speaker.nccl_logs is not None else [])
+            logs, nccl = _of_nccl(NcclOutput(logs=speaker.nccl_logs))
             code = _tell(arguments, Case(comm=speaker.facts, machine=machine, logs=logs), nccl=nccl)
             speaker.say(code)
     except ImportError as error:
@@ -192,15 +193,14 @@ def _read_logs(arguments: argparse.Namespace, paths: Sequence[str], *, failed: b
     return _tell(arguments, analysis.case, analysis.findings, summary=summary, failed=failed, nccl=nccl)
 
 
-def _of_nccl(paths: Sequence[Path]) -> tuple[LogFacts | None, NcclSummary | None]:
-    """What NCCL logged during a check, read before the files are gone; None where there is nothing."""
+def _of_nccl(output: NcclOutput) -> tuple[LogFacts | None, NcclSummary | None]:
+    """What NCCL said during a check, read before the files are gone; None where there is nothing."""
     from dsdoctor.comm.nccl_log import read_summary
     from dsdoctor.logs.read import Unreadable, read_logs
 
-    if not paths:
-        return None, None
     try:
-        return read_logs(paths), read_summary(paths)
+        logs = read_logs([output.logs]) if output.logs is not None else None
+        return logs, read_summary([path for path in (output.logs, output.printed) if path is not None])
     except Unreadable:
         return None, None
 
@@ -262,7 +262,7 @@ def _tell(
     if arguments.json:
         extra = {
             "comm": facts.to_dict() if facts is not None else None,
-            "nccl": nccl.to_dict() if nccl is not None else None,
+            "nccl": nccl.to_dict() if nccl is not None and not nccl.silent else None,
             "summary": summary,
             "tables": tables,
         }

@@ -1,5 +1,5 @@
 """The experiment that people do by hand when NCCL fails or hangs: once more, without P2P, without IB, over another
-interface, over gloo. What passes with one thing left out says where the fault is. NCCL logs all along.
+interface, over gloo. What passes with one thing left out says where the fault is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from dsdoctor.comm import check as checking
 from dsdoctor.comm.facts import CommFacts, Experiment
-from dsdoctor.comm.nccl_log import NCCL_LOG
+from dsdoctor.comm.nccl_log import NCCL_LOG, NcclOutput
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.processes import LAUNCHER_OUTPUT
 
@@ -42,35 +42,34 @@ def with_experiments(
     deadline: float,
     check: Check = checking.check,
     tell: Callable[[str], None] = lambda text: None,
-) -> tuple[CommFacts, tuple[Path, ...]]:
-    """The check, and where it fails on NCCL the experiments and the files with what NCCL said.
+) -> tuple[CommFacts, NcclOutput]:
+    """The check, and where it fails on NCCL the experiments and what NCCL said: of the check as it was given alone.
 
-    Each has the deadline of a step for every step, and three of them and 30 s for the whole. `tell` is told what is
-    tried; `check` is for tests.
+    What it logs under changed settings is true of those only. Each run has the deadline of a step for every step, and
+    three of them and 30 s for the whole. `tell` is told what is tried; `check` is for tests.
     """
     logs = folder / "nccl"
     logs.mkdir()
     said = {**NCCL_LOG, "NCCL_DEBUG_FILE": str(logs / "nccl.%h.%p.log")}
-    with _environment({name: value for name, value in said.items() if name not in os.environ}):
 
-        def once(name: str, plan: LaunchPlan, variables: Mapping[str, str]) -> CommFacts:
-            with _environment(variables):
-                return check(plan, config=config, folder=folder / name, deadline=deadline, timeout=3 * deadline + 30)
+    def once(name: str, plan: LaunchPlan, variables: Mapping[str, str]) -> CommFacts:
+        with _environment(variables):
+            return check(plan, config=config, folder=folder / name, deadline=deadline, timeout=3 * deadline + 30)
 
-        facts = once("given", plan, {})
-        if facts.passed or facts.backend != "nccl" or not facts.ranks:
-            return facts, ()
-        done: list[Experiment] = []
-        for number, (name, variables) in enumerate(EXPERIMENTS.items()):
-            tell(f"the check failed over NCCL; trying: {name}")
-            done.append(_result(name, variables, once(f"experiment-{number}", plan, variables)))
-            if done[-1].passed:
-                break
-        tell("trying: gloo instead of NCCL")
-        done.append(_result(_OVER_GLOO, {}, once(_OVER_GLOO, replace(plan, device="cpu"), {})))
+    facts = once("given", plan, {name: value for name, value in said.items() if name not in os.environ})
+    if facts.passed or facts.backend != "nccl" or not facts.ranks:
+        return facts, NcclOutput()
+    done: list[Experiment] = []
+    for number, (name, variables) in enumerate(EXPERIMENTS.items()):
+        tell(f"the check failed over NCCL; trying: {name}")
+        done.append(_result(name, variables, once(f"experiment-{number}", plan, variables)))
+        if done[-1].passed:
+            break
+    tell("trying: gloo instead of NCCL")
+    done.append(_result(_OVER_GLOO, {}, once(_OVER_GLOO, replace(plan, device="cpu"), {})))
     printed = folder / "experiment-0" / LAUNCHER_OUTPUT
-    found = [path for path in (logs, printed) if path.is_file() or (path.is_dir() and any(path.iterdir()))]
-    return replace(facts, experiments=tuple(done)), tuple(found)
+    output = NcclOutput(logs=logs if any(logs.iterdir()) else None, printed=printed if printed.exists() else None)
+    return replace(facts, experiments=tuple(done)), output
 
 
 def _result(name: str, variables: Mapping[str, str], facts: CommFacts) -> Experiment:

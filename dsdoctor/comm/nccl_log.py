@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsdoctor.logs.source import Unreadable, blocks, find
@@ -53,6 +54,14 @@ MEANINGS = (
     (r"Cuda failure", "a CUDA call failed inside NCCL; the reason is CUDA's own"),
 )
 """What a warning means, by its text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclOutput:
+    """Where it stands what NCCL said during a check: a folder of its logs, and what its diagnostics printed."""
+
+    logs: Path | None = None
+    printed: Path | None = None
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 from dsdoctor.case import Case
 from dsdoctor.comm.experiments import EXPERIMENTS, with_experiments
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep
-from dsdoctor.comm.nccl_log import read_summary
+from dsdoctor.comm.nccl_log import NcclOutput, read_summary
 from dsdoctor.diagnoses import diagnose
 from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.processes import LAUNCHER_OUTPUT
@@ -30,7 +30,7 @@ class Machine:
         names = {name for variables in EXPERIMENTS.values() for name in variables} | {"NCCL_DEBUG"}
         env = {name: os.environ[name] for name in names if name in os.environ}
         self.asked.append({**env, "device": plan.device})
-        if plan.device != "cpu":
+        if "NCCL_DEBUG_FILE" in os.environ:
             with open(os.environ["NCCL_DEBUG_FILE"].replace("%h", "node0").replace("%p", "1"), "a") as log:
                 log.write(LOGGED)
         folder.mkdir()
@@ -52,7 +52,7 @@ def test_nothing_is_tried_after_success(tmp_path):
     facts, said = run(machine, tmp_path, device="cpu")
     assert facts.passed
     assert len(machine.asked) == 1
-    assert said == ()
+    assert said == NcclOutput()
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_what_passes_when_it_is_repeated_accuses_nobody(tmp_path):
 def test_what_nccl_said_of_the_failing_run_and_of_its_own_diagnostics(tmp_path):
     told = []
     _, said = run(Machine("NCCL_P2P_DISABLE"), tmp_path, tell=told.append)
-    summary = read_summary(said)
-    assert summary.to_dict()["channels"] == {"P2P/CUMEM": {"0-1": 3}}  # as given, once more, without P2P
+    summary = read_summary([said.logs, said.printed])
+    assert summary.to_dict()["channels"] == {"P2P/CUMEM": {"0-1": 1}}  # of the check as it was given alone
     assert list(summary.diagnostics) == ["[INFO] p2p: only 1/2 GPU-to-GPU peer accesses passed verification"]
     assert [text.rpartition("trying: ")[2] for text in told] == [AGAIN, NO_P2P, "gloo instead of NCCL"]
 
@@ -111,5 +111,6 @@ def test_what_the_user_set_is_kept_and_there_again(tmp_path, monkeypatch):
     machine = Machine()
     run(machine, tmp_path)
     assert {asked["NCCL_DEBUG"] for asked in machine.asked} == {"WARN"}
+    assert "NCCL_DEBUG_FILE" not in os.environ
     assert machine.asked[0]["NCCL_SOCKET_IFNAME"] == "eth0"
     assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_SOCKET_IFNAME"]) == ("WARN", "eth0")
