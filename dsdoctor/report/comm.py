@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
 from dsdoctor.comm.facts import CommFacts
@@ -26,46 +27,58 @@ def summary(facts: CommFacts) -> str:
     return f"{facts.world_size} ranks{where} over {facts.backend} on {facts.device}: all values right"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """Rows of equal length, the first one the header if `headed`; `shades` are hues by the text of a cell."""
+
+    title: str
+    rows: list[list[str]]
+    headed: bool = True
+    shades: Mapping[str, int] = field(default_factory=dict)
+
+
 def lines(facts: CommFacts | None, nccl: NcclSummary | None = None) -> Iterator[str]:
     """Tables in plain text; nothing where nothing was learnt."""
-    for title, table in _tables(facts, nccl):
+    for table in _tables(facts, nccl):
         yield ""
-        yield title
-        yield from _aligned(table)
+        yield table.title
+        yield from _aligned(table.rows)
 
 
 def sections(facts: CommFacts | None, nccl: NcclSummary | None = None) -> list[str]:
     """The same tables in HTML, the pairs of ranks as a map of colours."""
-    found = []
-    for title, table in _tables(facts, nccl):
-        shades = _shades(facts.speeds) if title.startswith("pairs") and facts and facts.speeds else {}
-        rows = "".join(_html_row(row, number, shades) for number, row in enumerate(table))
-        found.append(f"<h2>{escape(title)}</h2><table>{rows}</table>")
-    return found
+    return [_html(table) for table in _tables(facts, nccl)]
 
 
-def _tables(facts: CommFacts | None, nccl: NcclSummary | None) -> Iterator[tuple[str, list[list[str]]]]:
+def _tables(facts: CommFacts | None, nccl: NcclSummary | None) -> Iterator[_Table]:
     if facts is not None:
         yield from _of_the_check(facts)
     if nccl is not None and not nccl.silent:
-        yield "what NCCL logged", nccl.table()
+        yield _Table(title="what NCCL logged", rows=nccl.table(), headed=False)
 
 
-def _of_the_check(facts: CommFacts) -> Iterator[tuple[str, list[list[str]]]]:
+def _of_the_check(facts: CommFacts) -> Iterator[_Table]:
     if facts.members:
-        yield "who took part", _members(facts)
-        yield "what they run", _versions(facts)
-    if facts.speeds is not None and facts.speeds.collectives:
-        yield "time and bus bandwidth of one collective, by bytes", _collectives(facts.speeds)
-    if facts.speeds is not None and len(facts.speeds.pairs) > 1:
-        yield "pairs of ranks, in GB/s", _pairs(facts.speeds)
-    if facts.speeds is not None and facts.speeds.pairs:
-        yield "links, by their specification and as measured between two ranks", _links(facts.speeds)
+        yield _Table(title="who took part", rows=_members(facts))
+        yield _Table(title="what they run", rows=_versions(facts), headed=False)
+    if facts.speeds is not None:
+        yield from _figures(facts.speeds)
     ras = next((rank.ras for rank in facts.ranks if rank.ras), "")
     if ras:
-        yield "what NCCL said of the job at that moment (RAS)", [[line] for line in troubles(ras) or ("no error",)]
+        told = [[line] for line in troubles(ras) or ("no error",)]
+        yield _Table(title="what NCCL said of the job at that moment (RAS)", rows=told, headed=False)
     if facts.experiments:
-        yield "what was tried then", [[one.name, "passes" if one.passed else one.problem] for one in facts.experiments]
+        tried = [[one.name, "passes" if one.passed else one.problem] for one in facts.experiments]
+        yield _Table(title="what was tried then", rows=tried, headed=False)
+
+
+def _figures(speeds: Speeds) -> Iterator[_Table]:
+    if speeds.collectives:
+        yield _Table(title="time and bus bandwidth of one collective, by bytes", rows=_collectives(speeds))
+    if len(speeds.pairs) > 1:
+        yield _Table(title="pairs of ranks, in GB/s", rows=_pairs(speeds), shades=_shades(speeds))
+    if speeds.pairs:
+        yield _Table(title="links, by their specification and as measured between two ranks", rows=_links(speeds))
 
 
 def _members(facts: CommFacts) -> list[list[str]]:
@@ -161,11 +174,17 @@ def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _html_row(row: Sequence[str], number: int, shades: dict[str, int]) -> str:
-    tag = "th" if number == 0 else "td"
+def _html(table: _Table) -> str:
+    rows = "".join(_html_row(table, number, row) for number, row in enumerate(table.rows))
+    return f"<h2>{escape(table.title)}</h2><table>{rows}</table>"
+
+
+def _html_row(table: _Table, number: int, row: Sequence[str]) -> str:
+    head = number == 0 and table.headed
+    tag = "th" if head else "td"
     cells = []
     for place, cell in enumerate(row):
-        shade = shades.get(cell) if number and place else None
+        shade = table.shades.get(cell) if place and not head else None
         style = f' style="background:hsl({shade} 70% 50% / .5)"' if shade is not None else ""
         cells.append(f"<{tag}{style}>{escape(cell)}</{tag}>")
     return f"<tr>{''.join(cells)}</tr>"

@@ -3,6 +3,7 @@
 from dsdoctor.comm.facts import CommFacts, CommRank, CommStep, RankGpu
 from dsdoctor.comm.interfaces import Interface
 from dsdoctor.comm.members import Member
+from dsdoctor.comm.nccl_log import NcclSummary
 from dsdoctor.comm.speeds import PairSpeed, Speeds
 from dsdoctor.machine.interconnect import Way
 from dsdoctor.report import comm
@@ -74,3 +75,23 @@ def test_the_map_of_pairs_is_coloured_from_the_slowest_to_the_fastest():
     (page,) = [one for one in comm.sections(CommFacts(world_size=3, speeds=Speeds(pairs=pairs))) if "pairs of" in one]
     assert '<td style="background:hsl(0 70% 50% / .5)">1.00</td>' in page
     assert '<td style="background:hsl(120 70% 50% / .5)">9.00</td>' in page
+
+
+RAS = "Errors\n======\n\nINCOMPLETE\n  Process 3487984 on node 172.16.64.213 managing GPU 5\n\nWarnings\n========\n\n"
+
+
+def test_what_nccl_said_of_the_job_is_told_once():
+    ranks = tuple(CommRank(rank=rank, ras=RAS) for rank in range(3))
+    shown = text(ranks=ranks)
+    assert shown.count("Process 3487984 on node 172.16.64.213 managing GPU 5") == 1
+    assert "no error" in text(ranks=(CommRank(rank=0, ras="Errors\n======\n\nWarnings\n========\n"),))
+    assert "RAS" not in text()
+
+
+def test_what_nccl_logged_stands_beside_the_check_or_alone():
+    summary = NcclSummary()
+    assert list(comm.lines(None, summary)) == []
+    summary.feed(b"node0:1:2 [0] NCCL INFO Using network Socket\n")
+    assert list(comm.lines(None, summary)) == ["", "what NCCL logged", "  network  Socket"]
+    (section,) = comm.sections(None, summary)
+    assert "<td>Socket</td>" in section
