@@ -114,7 +114,10 @@ class Compiler(TextDiagnosis):
     title = "an extension could not be compiled"
     forms = (
         Form(message=r"Error building extension '(?P<what>\w+)'"),
-        Form(types=("CalledProcessError",), message=r"'\['ninja'.*\]' returned non-zero"),
+        Form(
+            types=("CalledProcessError",),
+            message=r"'\['(?:[^']*/)?(?:ninja|gcc|g\+\+|cc|c\+\+|clang\+*|nvcc|ptxas)(?:-[\d.]+)?'.*\]' returned non-",
+        ),
         Form(message=r"(?P<why>Ninja is required to load C\+\+ extensions)"),
         Form(message=r"Unable to JIT load the (?P<why>\w+ op due to .*)"),
         Form(message=r"(?P<why>\w+ requires the '[^']+' command, but it does not exist)"),

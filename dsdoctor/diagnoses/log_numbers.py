@@ -11,7 +11,7 @@ from dsdoctor.logs.facts import LogFacts, Point, Series
 ZEROS_THAT_COUNT = 3
 """Losses of exactly 0.0 in a row that are no accident."""
 NEXT_TO_NOTHING = 0.05
-"""A loss below this is that of a task that is nearly learned by heart."""
+"""A loss, or the norm of its gradients, below this is that of a task that is nearly learned by heart."""
 NORMS_THAT_COUNT = 5
 """Gradient norms of exactly 0 in a row that are no accident."""
 _STAYS_BAD = 3
@@ -68,6 +68,11 @@ def odd_norms(norms: Series | None, first: Point) -> str | None:
     if all(value == 0 for value in values):
         return "0"
     return f"frozen at {values[0]:.6g}" if len(set(values)) == 1 else None
+
+
+def small_norms(norms: Series, first: Point) -> bool:
+    """True if the gradient norms from that line on are next to nothing: 0, or what rounding leaves of a small one."""
+    return all(0 <= value < NEXT_TO_NOTHING for value in _values_from(norms, first))
 
 
 def vanished(logs: LogFacts) -> tuple[Point, ...]:

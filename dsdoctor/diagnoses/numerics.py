@@ -103,7 +103,7 @@ class LossZeroIsNan(Diagnosis):
     What proves it: the loss is exactly 0.0 from one step on, and the gradient norm is nan, exactly 0 or frozen there.
 
     When it could be wrong: a task that is really learned by heart ends at exactly 0 as well, in 16 bits or after
-    rounding; where the losses before were next to nothing already and the norm is 0, nothing is said. Labels that are
+    rounding; where the losses before were next to nothing already and the norm is too, nothing is said. Labels that are
     all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss and a norm of
     exactly 0; lines that show rewards are left out.
 
@@ -121,10 +121,11 @@ class LossZeroIsNan(Diagnosis):
         zeros = log_numbers.zeros_at_the_end(loss) if loss is not None else ()
         if logs is None or len(zeros) < log_numbers.ZEROS_THAT_COUNT:
             return
-        odd = log_numbers.odd_norms(logs.series_of("grad_norm"), zeros[0])
-        if loss is None or odd is None:
+        norms = logs.series_of("grad_norm")
+        odd = log_numbers.odd_norms(norms, zeros[0])
+        if loss is None or norms is None or odd is None or (odd == "0" and _rewarded(zeros[0].evidence)):
             return
-        if odd == "0" and (_rewarded(zeros[0].evidence) or log_numbers.came_down(loss, zeros[0])):
+        if log_numbers.small_norms(norms, zeros[0]) and log_numbers.came_down(loss, zeros[0]):
             return
         where = f" from step {zeros[0].step:g} on" if zeros[0].step is not None else ""
         yield self.finding(

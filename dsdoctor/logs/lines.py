@@ -38,6 +38,8 @@ MAX_SEGMENT = 20_000
 
 _LOGGER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[[A-Z]+\] \[")
 _LAUNCHER_TYPES = {"ChildFailedError", "CalledProcessError", "SignalException"}
+_STARTS_RANKS = re.compile(r"Command '\[?'?(?:\S*/)?(?:deepspeed|torchrun|accelerate|mpirun|srun)\b")
+"""A script that starts a launcher, and raises that it failed."""
 _OF_CHILDREN = {"ProcessExitedException", "ProcessRaisedException"}
 """What `torch.multiprocessing.spawn` raises because one of its processes has failed."""
 
@@ -293,4 +295,6 @@ def _launchers(failure: Failure) -> bool:
         return name in _OF_CHILDREN
     if not failure.frames:
         return failure.type.endswith("ChildFailedError")
+    if name == "CalledProcessError" and _STARTS_RANKS.search(failure.message) is not None:
+        return True
     return any(owner(frame) == "launcher" for frame in failure.frames)

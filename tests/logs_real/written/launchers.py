@@ -40,6 +40,7 @@ def signalled(number: int, before: Sequence[str] = ()) -> str:
     return log(trainer(falling(9)), before, traceback(name, f"Process 2313 got signal: {number}", *AGENT))
 
 
+WRAPPER = ("run.py", 3, "<module>", "subprocess.run(command, check=True)")
 KILLED_TASK = ("srun: error: gpu187: task 3: Killed",)
 OWN = traceback("KeyError", "'prompt'", ("data.py", 3, "load", "row['prompt']"), prefix="[rank1]: ")
 
@@ -83,6 +84,32 @@ CASES = (
         primary="launch/user-exception",
         absent=("launch/cancelled",),
         line="KeyError",
+    ),
+    WrittenLog(
+        name="wrapper-of-a-launcher",
+        text=log(
+            trainer(falling(9)),
+            traceback(
+                "subprocess.CalledProcessError",
+                "Command '['deepspeed', 'train.py', '--lr', '1e-5']' returned non-zero exit status 247.",
+                WRAPPER,
+            ),
+        ),
+        primary="memory/host-oom-kill",
+        absent=("launch/user-exception",),
+        line="status 247",
+    ),
+    WrittenLog(
+        name="wrapper-of-another-tool",
+        text=log(
+            traceback(
+                "subprocess.CalledProcessError",
+                "Command '['deepspeed_data/convert.sh', 'a']' returned non-zero exit status 2.",
+                WRAPPER,
+            )
+        ),
+        primary="launch/user-exception",
+        line="convert.sh",
     ),
     WrittenLog(
         name="pbs-memory",

@@ -64,4 +64,9 @@ CASES = (
     raised("accelerate-no-config", "config/syntax", "ValueError",
            "Expected a string path to an existing deepspeed config, or a dictionary, or a base64 encoded string. Received: configs/ds_z3.json",
            (f"{SITE}/accelerate/utils/deepspeed.py", 112, "__init__", "raise ValueError(")),
+    # Triton compiles its launcher with the C compiler itself, without ninja.
+    WrittenLog(name="triton-without-headers", primary="build/compiler", absent=("launch/user-exception",), line="Python.h",
+               text=log("/tmp/tmpx/main.c:5:10: fatal error: Python.h: No such file or directory", "compilation terminated.",
+                        traceback("subprocess.CalledProcessError", "Command '['/usr/bin/gcc', '/tmp/tmpx/main.c', '-O3', '-shared', '-lcuda']' returned non-zero exit status 1.",
+                                  (f"{SITE}/triton/common/build.py", 90, "_build", "ret = subprocess.check_call(cc_cmd)")))),
 )  # fmt: skip

@@ -66,6 +66,13 @@ CASES = (
     ),
     WrittenLog(name="stops-there", text=log(vision(GOOD), STOPS), primary="numerics/nan-loss", line="stopping"),
     WrittenLog(
+        name="learned-by-heart-with-rounding",
+        text=log(
+            trainer([*falling(20, 0.5, 0.0), 0.003, 0.002, 0.001, *[0.0] * 20], norms=[*[0.4] * 20, *[0.001] * 23])
+        ),
+        primary=None,
+    ),
+    WrittenLog(
         name="advice-on-nan",
         text=log("Tip: if the loss is nan, stopping training and lowering the rate may help.", trainer(falling(60))),
         primary=None,
