@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,7 @@ class Observer:
         self._micro_step_over = False
         self._losses: list[Any] = []
         self._backward_began = False
+        self._steps_engine = False
         self._since = time.monotonic()
 
     @property
@@ -63,6 +65,8 @@ class Observer:
         for kind in type(engine).__mro__:
             if "is_gradient_accumulation_boundary" in vars(kind) or "train_batch" in vars(kind):
                 self._wrap_class(kind)
+        with self._session.guard("watch the optimizer"):
+            self._wrap_optimizer(engine.optimizer)
         with self._session.guard("watch backward passes of the script's own"):
             DirectBackward(self._session, engine, began=self._gradient_came, ended=self._direct_backward_ended).attach()
         return True
@@ -78,6 +82,22 @@ class Observer:
             original = vars(kind).get(name)
             if callable(original):
                 self._session.patch(kind, name, self._wrapper(original, handler))
+
+    def _wrap_optimizer(self, optimizer: Any) -> None:
+        """Watch the steps of this one object. The wrapper is a method, as schedules want one to wrap themselves."""
+        original = getattr(optimizer, "step", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or self._steps_engine:
+                return original(*args, **kwargs)
+            self._session.note("the script steps DeepSpeed's optimizer, not its engine")
+            self._rule.again()
+            return self._attempt(lambda: original(*args, **kwargs))
+
+        self._session.patch(optimizer, "step", types.MethodType(step, optimizer))
 
     def _wrapper(self, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -145,6 +165,7 @@ class Observer:
         self._back_in_script()
 
     def _engine_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._steps_engine = True
         if not self._engine.is_gradient_accumulation_boundary() and not engine_state.owns_boundary(self._engine):
             with self._in("step"):
                 result = original(*args, **kwargs)
@@ -155,6 +176,7 @@ class Observer:
 
     def _train_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A pipeline engine does a whole optimizer step, with all its micro-batches, in one call."""
+        self._steps_engine = True
 
         def call() -> Any:
             self._backward_began = True
@@ -197,6 +219,8 @@ class Observer:
     def _step_that_returned(self, before: engine_state.State) -> Step:
         after = engine_state.read(self._engine)
         skipped = engine_state.was_skipped(before, after)
+        if not self._steps_engine:  # which counts what is skipped
+            skipped = skipped or bool(getattr(self._engine.optimizer, "overflow", False))
         norm = after.grad_norm
         if skipped and norm is not None and math.isfinite(norm):
             norm = None  # of an earlier step, or a stand-in: the gradients of a skipped step have no finite norm

@@ -151,3 +151,20 @@ def test_lightning_rehearsed_on_the_cpu(tmp_path: Path, how: tuple[str, str]) ->
     document = examine(tmp_path, "lightning_module", {**config, "zero_allow_untested_optimizer": True}, *how)
     assert config_in_force(document)["zero_optimization"]["stage"] == 1
     assert any("Lightning's refusal to use DeepSpeed on a CPU is lifted" in note for note in notes(document))
+
+
+def test_lightnings_fabric(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    config = {key: BF16[key] for key in ("train_micro_batch_size_per_gpu", "bf16", "zero_optimization")}
+    document = examine(tmp_path, "lightning_fabric", {**config, "zero_allow_untested_optimizer": True})
+    assert any("steps DeepSpeed's optimizer, not its engine" in note for note in notes(document))
+    assert "; losses within 0.0%" in stage(document, "without-deepspeed")["why"]
+
+
+def test_key_that_lightning_refuses_is_the_configs_fault(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    shutil.copy(STYLES / "lightning_module.py", tmp_path / "train.py")
+    (tmp_path / "ds_config.json").write_text(json.dumps({**BF16, "gradient_accumulation_steps": 2}))
+    code, document = call(["blame", "ds_config.json", "train.py", "--nproc", "2", "--steps", "5"], tmp_path)
+    verdict = document["verdict"]
+    assert (code, verdict["blame"], verdict["culprit"]) == (1, "config", ["gradient_accumulation_steps"])

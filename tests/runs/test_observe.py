@@ -169,6 +169,42 @@ def test_stops_out_of_step_and_again_out_of_the_next_call(session: RankSession, 
     assert len(read_trace(session.spec.folder, 0).steps) == 3
 
 
+def test_steps_of_the_optimizer_count_where_the_engine_is_never_stepped(
+    session: RankSession, observer: Observer
+) -> None:
+    """Lightning's Fabric trains like that, and schedules wrap `optimizer.step` as a method of the object."""
+    engine = make_engine()
+
+    class Optimizer:
+        param_groups, cur_scale, overflow = ({"lr": 0.5},), 8.0, False
+
+        def step(self, closure: object = None) -> str:
+            self.overflow = not self.overflow
+            return f"stepped with {closure}"
+
+    engine.optimizer = Optimizer()
+    observer.adopt(engine, None)
+    assert engine.optimizer.step.__func__.__get__(engine.optimizer)(closure=1) == "stepped with 1"
+    engine.backward(Loss(2.0))
+    engine.optimizer.step()
+    first, second = read_trace(session.spec.folder, 0).steps
+    assert [(step.losses, step.skipped, step.lr) for step in (first, second)] == [((), True, 0.5), ((2.0,), False, 0.5)]
+    assert any("not its engine" in note for note in read_trace(session.spec.folder, 0).notes)
+    session.undo()
+    assert "step" not in vars(engine.optimizer)
+
+
+def test_steps_of_the_optimizer_beside_those_of_the_engine_do_not_count(
+    session: RankSession, observer: Observer
+) -> None:
+    engine = make_engine()
+    engine.optimizer.step = lambda: None
+    observer.adopt(engine, None)
+    engine.step()
+    engine.optimizer.step()
+    assert len(read_trace(session.spec.folder, 0).steps) == 1
+
+
 def test_second_engine_is_noted_and_not_counted(session: RankSession, observer: Observer) -> None:
     first, second = make_engine(), make_engine()
     assert observer.adopt(first, None)

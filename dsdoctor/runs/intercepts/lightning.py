@@ -1,6 +1,7 @@
-"""The DeepSpeed strategy of Lightning's Trainer: our config in place of the script's, and a rehearsal on the CPU.
+"""The DeepSpeed strategy of Lightning's Trainer and Fabric: our config in place of the script's, and a rehearsal.
 
-Lightning fills in accumulation, clipping and precision from the Trainer's arguments; what the config says itself stays.
+The Trainer fills in accumulation, clipping and precision from its arguments, Fabric the precision; what the config says
+itself stays.
 The strategy refuses any device but CUDA in two checks of its own (nothing in it needs CUDA); where the CPU is chosen,
 these are lifted, and that is said.
 """
@@ -15,8 +16,10 @@ from dsdoctor.runs.imports import ImportHooks
 from dsdoctor.runs.intercepts import config_notes
 from dsdoctor.runs.session import RankSession
 
-_MODULES = ("lightning.pytorch.strategies.deepspeed", "pytorch_lightning.strategies.deepspeed")
-"""Not Fabric's: it steps DeepSpeed's optimizer behind the engine's back, where no step can be counted."""
+_MODULES = (
+    *("lightning.pytorch.strategies.deepspeed", "pytorch_lightning.strategies.deepspeed"),
+    *("lightning.fabric.strategies.deepspeed", "lightning_fabric.strategies.deepspeed"),
+)
 
 
 def install(session: RankSession, hooks: ImportHooks) -> None:
