@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsdoctor import loss_scale
+from dsdoctor.blame import stopped
 from dsdoctor.runs.facts import RankRun, Run, Step
 
 Trouble = Literal[
@@ -40,6 +41,8 @@ class Health:
     why: str = ""
     step: int | None = None
     rank: int | None = None
+    refused_type: bool = False
+    """An operation refused the types of the config's precision."""
 
     @property
     def failed(self) -> bool:
@@ -49,6 +52,11 @@ class Health:
     def numeric(self) -> bool:
         """The numbers went wrong, whatever became of the processes afterwards."""
         return self.trouble in NUMERIC
+
+    @property
+    def of_the_precision(self) -> bool:
+        """The precision could be why, which a run in fp32 shows."""
+        return self.numeric or self.refused_type
 
 
 def judge(run: Run) -> Health:
@@ -64,10 +72,18 @@ def _numbers(run: Run) -> Health | None:
     if run.loss_scale is not None and loss_scale.read(run.loss_scale).pattern in ("collapse", "stuck"):
         first = run.loss_scale.attempts[0]
         return Health(trouble="collapse", why="every loss scale down to the floor overflows", step=first.step, rank=0)
+    if ended := stopped.for_its_numbers(run):
+        rank, words = ended
+        return Health(trouble="non-finite", why=f"rank {rank.rank} stopped: {words}", step=_at(rank), rank=rank.rank)
     steps = run.ranks[0].steps if run.ranks else ()
     if len(steps) >= 2 and all(step.skipped for step in steps):
         return Health(trouble="all-skipped", why=f"all {len(steps)} steps were skipped", step=0, rank=0)
     return None
+
+
+def _at(rank: RankRun) -> int:
+    """The step that a rank was in when it ended."""
+    return rank.failure.step if rank.failure is not None and rank.failure.step is not None else rank.last_step
 
 
 def _sign(run: Run, rank: RankRun, step: Step) -> Health | None:
@@ -99,5 +115,6 @@ def _processes(run: Run) -> Health | None:
         first = run.failures[0]
         message = first.message.strip().splitlines()[0] if first.message.strip() else ""
         why = f"rank {first.rank} raised {first.type}: {message}".rstrip(": ")
-        return Health(trouble=trouble, why=why, step=first.step, rank=first.rank)
+        refused = stopped.for_a_type(run)
+        return Health(trouble=trouble, why=why, step=first.step, rank=first.rank, refused_type=refused)
     return Health(trouble=trouble, why=run.why or trouble, step=max((r.last_step for r in run.ranks), default=None))

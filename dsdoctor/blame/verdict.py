@@ -111,12 +111,12 @@ def _precision(view: View) -> Verdict | None:
     """Fails in the config's precision with and without DeepSpeed, passes in fp32."""
     if not (view.given_failed and view.low_precision and view.control_health is not None):
         return None
-    if view.control_health.failed or not is_numeric(view.given_health):
+    if view.control_health.failed or not (view.given_health and view.given_health.of_the_precision):
         return None
-    if not (view.plain is None or (view.plain_failed and is_numeric(view.plain_health))):
+    if not (view.plain is None or _fail_alike(view)):
         return None
     precision = view.given.facts.precision if view.given and view.given.facts else "low precision"
-    where = _where(view)
+    where = _where(view) or (f": {view.given_health.why}" if view.given_health.refused_type else "")
     both = "with and without DeepSpeed" if view.plain_failed else "with DeepSpeed"
     text = f"the run fails in {precision} {both} and passes in fp32{where}"
     return _blame("precision", view, text, 0.95 if view.plain_failed else 0.6)

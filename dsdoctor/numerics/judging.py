@@ -171,9 +171,11 @@ class Judge:
         """The run is over: what it stopped on may still be undecided."""
         self._outside.stop()
         self.read()
-        forward = self.watches.forward
+        forward, loss = self.watches.forward, self._outside.unjudged()
         if forward is not None and forward.output_bad:
             self._host.publish(self._ledger.earliest())
+        if loss is not None:
+            self.loss(loss)
 
 
 def around_backward(judge: Judge, clock: Clock, guarded: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,6 +65,10 @@ class Outside:
             return Origin(cause="bad-input", detail="what the loss is computed from was not finite before")
         return seen
 
+    def unjudged(self) -> Tensor | None:
+        """A bad loss, it seems, that no backward was run from: a script may look at it and stop."""
+        return self._tracer.last_scalar if self._tracer is not None else None
+
     def watch(self, loss: Tensor) -> None:
         """Watch the nodes between a loss and the model in the backward pass that begins."""
         anomaly.watch([loss], self._culprits, with_line=True)

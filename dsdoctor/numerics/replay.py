@@ -82,11 +82,13 @@ class Tracer(TorchDispatchMode):
     """Knows for each storage with a bad value where that came from.
 
     Tensors with bad values are kept alive to the end, so that no storage's address is used twice. `communicates` lets
-    operations pass that talk to other ranks, which a second run must not reach.
+    operations pass that talk to other ranks, which a second run must not reach. `last_scalar` is the bad tensor of one
+    element that was made last.
     """
 
     def __init__(self, module: nn.Module, *, communicates: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.last_scalar: Tensor | None = None
         self._origins: dict[int, Origin] = {}
         self._communicates = communicates
         self._names = {_storage(tensor): name for name, tensor in [*module.named_buffers(), *module.named_parameters()]}
@@ -136,6 +138,7 @@ class Tracer(TorchDispatchMode):
                 self._origins.pop(_storage(output), None)
             return
         self._kept.append(output)
+        self.last_scalar = output if output.dim() == 0 else self.last_scalar
         origin = _inherited("nan" in seen.kind, only_minus_inf(output), operands)
         if origin is None:
             of_input = any(operand.origin.op is None for operand in operands)

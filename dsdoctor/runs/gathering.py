@@ -21,6 +21,9 @@ from dsdoctor.runs.spec import RunSpec
 from dsdoctor.runs.trace import RankTrace, read_trace
 
 _SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
+_WARNING = re.compile(r"^\s|^\[[WI]\d{4} |warning", re.IGNORECASE)
+"""A line of stderr that only warns: of C++ (`[W1130 ...`), or Python's, of which the second line is indented."""
+_SAID_LINES = 3
 _TAIL_LINES = 5
 _TAIL_BYTES = 1 << 16
 
@@ -54,7 +57,7 @@ def gather(spec: RunSpec, leg: Leg, expected: int, stall: float, seen: Seen) -> 
         replace(
             rank,
             collectives=read_collectives(folder, rank.rank),
-            printed=_printed_last(folder, rank.rank) if rank.quiet is not None else "",
+            printed=_printed(folder, rank),
         )
         for rank in ranks
     ]
@@ -136,8 +139,22 @@ def _last_words(folder: Path) -> str:
 
 
 def _last_line(folder: Path, rank: RankRun | None) -> str:
-    """What the rank printed last to stderr: argparse and `sys.exit("...")` say there what was wrong."""
-    return tail(folder / f"stderr-rank{rank.rank}.txt", lines=1) if rank is not None else ""
+    """What the rank said last: argparse and `sys.exit("...")` do so on stderr, others print.
+
+    Warnings, which come with most runs, are no last words.
+    """
+    if rank is None:
+        return ""
+    errors = tail(folder / f"stderr-rank{rank.rank}.txt", lines=1)
+    said = [] if not errors or _WARNING.search(errors) else [errors]
+    return "; ".join(dict.fromkeys([*said, *rank.printed.splitlines()[-1:]]))
+
+
+def _printed(folder: Path, rank: RankRun) -> str:
+    if rank.quiet is not None:
+        return _printed_last(folder, rank.rank)
+    ended_itself = rank.exit_code not in (None, 0) and rank.failure is None
+    return tail(folder / f"stdout-rank{rank.rank}.txt", lines=_SAID_LINES) if ended_itself else ""
 
 
 def _printed_last(folder: Path, rank: int) -> str:

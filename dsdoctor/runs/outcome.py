@@ -134,7 +134,7 @@ def why(
 ) -> str:
     """One sentence to `outcome`.
 
-    `tail` are the last lines of the launcher, `printed` is the last line on the stderr of `first`.
+    `tail` are the last lines of the launcher, `printed` is what `first` said last.
     """
     if outcome == "out-of-memory":
         return "stopped by dsdoctor: host memory was nearly used up, the kernel would have killed a process"

@@ -12,7 +12,7 @@ from dsdoctor.triage import Examination, StageResult
 
 
 def control_fp32(examination: Examination) -> StageResult:
-    """The same in fp32; only where the numbers of a run in low precision went wrong."""
+    """The same in fp32; only where the precision of a run in 16 bits can be what it failed for."""
     given = examination.case.run("with-deepspeed")
     if given is None or not judge(given).failed:
         why = "nothing failed" if given else "no run to control"
@@ -25,7 +25,7 @@ def control_fp32(examination: Examination) -> StageResult:
 def _in_fp32(examination: Examination, given: Run) -> StageResult | None:
     """In fp32 without DeepSpeed, or with it where the plain engine cannot play its part."""
     low = given.facts is not None and given.facts.precision != "fp32"
-    if not (low and judge(given).numeric):
+    if not (low and judge(given).of_the_precision):
         return None
     plain = examination.case.run("without-deepspeed")
     if plain is not None and not plain.not_played and not judge(plain).failed:

@@ -146,3 +146,29 @@ def test_a_derivative_that_the_script_wrote_is_looked_into() -> None:
     found = first(lambda out: _Own.apply(out).pow(2).mean())  # type: ignore[no-untyped-call]
     assert (found.phase, found.op, found.cause) == ("backward", "aten.div", "backward-singularity")
     assert "(x - x) / (x * 0)" in (found.line or "")
+
+
+def test_a_loss_that_the_script_stops_for_is_found_although_no_backward_follows() -> None:
+    engine = TinyEngine(Net())
+    hits: list[FirstBad] = []
+    detector = attach(engine, mode="frames", on_first_bad=lambda found, *_: hits.append(found))
+    for scale in (1.0, 0.0):
+        loss = torch.log(engine(batches(1)[0]).pow(2).sum() * scale)
+        if not torch.isfinite(loss):
+            break
+        engine.backward(loss)
+        engine.step()
+    detector.detach()
+    assert [(h.step, h.phase, h.op, h.kind) for h in hits] == [(1, "loss", "aten.log", "inf")]
+
+
+def test_metrics_of_a_healthy_run_are_no_loss() -> None:
+    engine = TinyEngine(Net())
+    with attach(engine, mode="frames") as detector:
+        for batch in batches(2):
+            engine.backward(engine(batch).pow(2).mean())
+            engine.step()
+            assert torch.tensor([]).mean().isnan()
+        with torch.no_grad():
+            assert (engine(batches(1)[0]) * 0).sum().log().isinf()
+    assert detector.first_bad is None

@@ -76,6 +76,13 @@ def do_exit_3(trace: TraceWriter, folder: Path) -> None:
     sys.exit(3)
 
 
+def do_exit_for_its_loss(trace: TraceWriter, folder: Path) -> None:
+    trace.finish(1)
+    print("Loss is nan, stopping training\n{'loss': nan}", flush=True)
+    print("train.py:9: UserWarning: this is old\n  warnings.warn('this is old')", file=sys.stderr)
+    sys.exit(1)
+
+
 def do_exit_in_silence(trace: TraceWriter, folder: Path) -> None:
     os._exit(4)
 

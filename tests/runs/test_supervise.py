@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsdoctor.blame.health import judge
 from dsdoctor.runs import extensions, launcher, stacks, supervise
 from dsdoctor.runs.facts import Run
 from dsdoctor.runs.launcher import LaunchPlan
@@ -101,13 +102,24 @@ def test_rank_that_dies_by_a_signal_is_killed_and_its_peer_a_victim(
 
 @pytest.mark.parametrize(
     ("todo", "code", "words"),
-    [("exit-3", 3, "; it printed last: train.py: error: no such option: --lr"), ("exit-in-silence", 4, "")],
+    [
+        ("exit-3", 3, "; it printed last: train.py: error: no such option: --lr"),
+        ("exit-for-its-loss", 1, "; it printed last: {'loss': nan}"),
+        ("exit-in-silence", 4, ""),
+    ],
 )
 def test_exit_with_a_code_is_no_exception(run_ranks: RunRanks, todo: str, code: int, words: str) -> None:
     run = run_ranks(todo, "hang")
 
     assert (run.outcome, run.why) == ("exited", f"rank 0 ended with exit code {code}{words}")
     assert run.ranks[0].exit_code == code
+
+
+def test_what_a_rank_printed_before_it_ended_itself_is_kept(run_ranks: RunRanks) -> None:
+    run = run_ranks("exit-for-its-loss", "hang")
+
+    assert run.ranks[0].printed.splitlines() == ["Loss is nan, stopping training", "{'loss': nan}"]
+    assert judge(run).why == "rank 0 stopped: Loss is nan, stopping training"
 
 
 def test_abort_after_the_work_is_done_proves_nothing(run_ranks: RunRanks) -> None:
