@@ -72,8 +72,8 @@ class OccupiedGpu(Diagnosis):
 
 
 def _of_machine(machine: MachineFacts | None) -> Sequence[_Occupied]:
-    """The GPUs that torch sees here, with what the driver says of them."""
-    if machine is None:
+    """The GPUs that torch sees here, with what the driver says of them. Where torch was not asked, no job begins."""
+    if machine is None or machine.accelerator is None:
         return ()
     return [
         _Occupied(

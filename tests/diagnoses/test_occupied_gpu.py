@@ -1,5 +1,7 @@
 """GPUs that others use, as the driver or a rank of the check found them."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsdoctor.case import Case
@@ -18,7 +20,7 @@ def machine(*free: int | None, processes: tuple[GpuProcess, ...] = ()) -> Case:
         Device(index=i, uuid=f"u{i}", name="A100", total_bytes=80 * GIB, free_bytes=None if f is None else f * GIB)
         for i, f in enumerate(free)
     )
-    return Case(machine=MachineFacts(devices=devices, gpu_processes=processes))
+    return Case(machine=MachineFacts(accelerator="cuda", devices=devices, gpu_processes=processes))
 
 
 def ranks(*free: int) -> Case:
@@ -27,6 +29,7 @@ def ranks(*free: int) -> Case:
     return Case(comm=CommFacts(world_size=len(free), ranks=found))
 
 
+ONLY_LINTED = Case(machine=replace(machine(9).machine, accelerator=None))
 NEARLY_FULL = machine(79, 9, processes=(NOTEBOOK, ELSEWHERE))
 POSITIVE = {"memory/gpu-occupied": [NEARLY_FULL, machine(9, 9), machine(60), ranks(79, 9)]}
 NEGATIVE = {
@@ -36,6 +39,7 @@ NEGATIVE = {
         machine(None),
         ranks(79, 78),
         machine(79, processes=(ELSEWHERE,)),
+        ONLY_LINTED,
     ]
 }
 
