@@ -30,23 +30,31 @@ _LARGEST = 100_000
 def derivative(bench: Bench) -> Culprit | None:
     """The culprit of one more run, on copies; None where no node is the one."""
     found: list[Culprit] = []
+    handles: list[Any] = []
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
-        bench.run(inspect=lambda roots: watch(roots, found))
+        bench.run(inspect=lambda roots: handles.extend(watch(roots, found)))
+    for handle in handles:
+        handle.remove()
     return found[0] if found else None
 
 
-def watch(roots: Iterable[Tensor], found: list[Culprit], *, with_line: bool = False) -> None:
-    """Hook every node behind the tensors, or only those that know their line; the culprit is appended."""
+def watch(roots: Iterable[Tensor], found: list[Culprit], *, with_line: bool = False) -> list[Any]:
+    """Hook every node behind the tensors, or only those that know their line; the culprit is appended.
+
+    The handles that are returned have to be removed: a node that holds a hook that knows it is never freed.
+    """
+    handles = []
     nodes: list[Any] = [tensor.grad_fn for tensor in roots if tensor.grad_fn is not None]
     seen = set(nodes)
     while nodes and len(seen) < _LARGEST:
         node = nodes.pop()
         if with_line and "traceback_" not in node.metadata:
             continue
-        node.register_hook(_judge(node, found))
+        handles.append(node.register_hook(_judge(node, found)))
         behind = [parent for parent, _ in node.next_functions if parent is not None and parent not in seen]
         seen.update(behind)
         nodes += behind
+    return handles
 
 
 def _judge(node: Any, found: list[Culprit]) -> Callable[..., None]:

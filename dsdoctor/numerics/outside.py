@@ -6,6 +6,8 @@ nodes that they leave in the graph are watched in the backward pass. Runs in ran
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils import _python_dispatch
@@ -29,6 +31,7 @@ class Outside:
         self._follows = False
         self._anomaly = (False, True)
         self._culprits: list[anomaly.Culprit] = []
+        self._handles: list[Any] = []
 
     def forget(self) -> None:
         """Another micro-step begins."""
@@ -36,6 +39,9 @@ class Outside:
         if not self._follows:
             self._tracer = None
         self._culprits = []
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def go_on(self) -> None:
         """The model's forward ended. Where the script is inside of a dispatch mode of its own, nothing is followed."""
@@ -71,7 +77,7 @@ class Outside:
 
     def watch(self, loss: Tensor) -> None:
         """Watch the nodes between a loss and the model in the backward pass that begins."""
-        anomaly.watch([loss], self._culprits, with_line=True)
+        self._handles += anomaly.watch([loss], self._culprits, with_line=True)
 
     def derivative(self) -> anomaly.Culprit | None:
         """The operation whose derivative made the first bad gradient, where it is one of those."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -302,3 +304,19 @@ def test_detect_overflow_reads_any_tensor(capsys: pytest.CaptureFixture[str]) ->
             assert not dsdoctor.detect_overflow(odd, name)
     assert dsdoctor.detect_overflow(torch.tensor([1.0, NAN, float("inf")]), "after ffn")
     assert capsys.readouterr().out == "after ffn has nans\nafter ffn has infs\n"
+
+
+@MODES
+def test_nothing_of_a_run_lives_on_after_it(mode: Any) -> None:
+    """A graph's nodes hold their hooks, and a hook that knows its node keeps both for ever."""
+    net = Net()
+    engine = TinyEngine(net)
+    detector = attach(engine, mode=mode)
+    for batch in batches(2):
+        engine.backward(torch.log(engine(batch).pow(2).sum() + 1))
+        engine.step()
+    model, watching = weakref.ref(net), weakref.ref(detector)
+    detector.detach()
+    del net, engine, detector
+    gc.collect()
+    assert (model(), watching()) == (None, None)
