@@ -18,7 +18,7 @@ SOURCE = "environment"
 NO_DEVICE_TEXT = (
     r"Found no NVIDIA driver|no CUDA-capable device|not compiled with CUDA|No CUDA GPUs are available"
     r"|invalid device ordinal|NVIDIA driver on your system is too old|doesn't have NCCL built in"
-    r"|Unexpected error from cudaGetDeviceCount|CUDA driver version is insufficient"
+    r"|Unexpected error from cudaGetDeviceCount|system not yet initialized|CUDA driver version is insufficient"
     r"|No supported gpu backend found|DeepSpeed strategy is only supported on CUDA GPUs"
 )
 _SMALL_SHM = 512 << 20

@@ -44,6 +44,12 @@ ENDS = (
 EXITS = (
     _row("exit", "exits with return code", r"exits with return code = (?P<code>-?\d+)"),
     _row("exit", "(exitcode: ", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"),
+    _row(
+        "exit",
+        "returned non-zero exit status ",
+        r"Error: Command '\[?'?(?:\S*/)?(?:deepspeed|torchrun|accelerate|mpirun|srun)\b.*"
+        r"returned non-zero exit status (?P<code>\d+)\b",
+    ),
     _row("exit", "terminated with exit code", r"Exception: process \d+ terminated with exit code (?P<code>\d+)"),
     _row("exit-rank", "(local_rank: ", r"^\s*rank\s+: (?P<rank>\d+) \(local_rank: \d+\)"),
     _row("exit-code", "exitcode  : ", r"^\s*exitcode\s+: (?P<code>-?\d+) \(pid: \d+\)"),

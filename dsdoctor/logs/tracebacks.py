@@ -17,6 +17,8 @@ from dsdoctor.runs.facts import Failure, Frame
 
 MAX_MESSAGE_LINES = 60
 MAX_FRAMES = 400
+_RICH_WIDTH = 80
+"""Columns that rich writes messages in where there is no terminal; its boxes have 100 of their own."""
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$')
 _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\~-]+\.py):(?P<line>\d+) in (?P<function>[\w<>.]+)\s*$")
@@ -57,7 +59,7 @@ class _Open:
     """The traceback(s) being read on a stream.
 
     `headers` counts them, 0 where the head of one is not in the log. `announced` is the type that IPython prints in
-    front of the head.
+    front of the head. `box` is how wide a box is that rich draws around it, 0 without one.
     """
 
     ignored: bool
@@ -65,6 +67,7 @@ class _Open:
     headers: int = 1
     chain: tuple[Failure, ...] = ()
     announced: str = ""
+    box: int = 0
 
 
 def is_bare(line: Unwrapped) -> bool:
@@ -84,6 +87,8 @@ class TracebackReader:
         self._message: list[tuple[str, int]] = []
         self._fenced = False
         """The log was pasted into a text: what follows the end of the code block is no message."""
+        self._box = 0
+        self._written = ""
         self._ignored_next = False
         self._after_code = False
         self._pending_chain = False
@@ -149,7 +154,10 @@ class TracebackReader:
                 chain = (replace(before, chain=()), *before.chain)
             announced = _IPYTHON_HEAD.match(text)
             self._open = _Open(
-                ignored=self._ignored_next, chain=chain, announced=announced["type"] if announced is not None else ""
+                ignored=self._ignored_next,
+                chain=chain,
+                announced=announced["type"] if announced is not None else "",
+                box=len(text.strip()) if "╭" in text else 0,
             )
         self._ignored_next = self._pending_chain = False
         self.patience = MAX_FRAMES
@@ -164,6 +172,8 @@ class TracebackReader:
         if marked is not None:
             self._code(marked["code"].strip(), replacing=True)
             return True
+        if self._last is not None and not self._after_code and not self._names_another(text):
+            return self._in_message(text, at)  # of one of several, before the next line of another one
         if text[:1] in (" ", "\t") and not _FOREIGN.match(text):
             if not _CARETS.match(text) and not _REPEATED.match(text):
                 self._code(text.strip())
@@ -177,6 +187,10 @@ class TracebackReader:
             self._open = None
             self.patience = 0
         return False
+
+    def _names_another(self, text: str) -> bool:
+        named = _NAMED.match(text.rstrip())
+        return named is not None and self._plausible(named)
 
     def _plausible(self, named: re.Match[str]) -> bool:
         """True if a word at the start of a line is the name of an exception rather than a label."""
@@ -201,7 +215,8 @@ class TracebackReader:
         if opened is None:
             return
         self._message = [(named["message"] or "", at.line)]
-        self._fenced = False
+        self._fenced = self._after_code = False
+        self._box, self._written = opened.box, named.string
         failure = Failure(
             rank=self._rank,
             type=named["type"],
@@ -225,7 +240,13 @@ class TracebackReader:
             self._close_message()
             return False
         self._fenced = self._fenced or text.startswith("```")
-        self._message.append(("" if self._fenced else text.rstrip(), at.line))
+        line = "" if self._fenced else text.rstrip()
+        if _had_no_room(self._written, line, self._box):
+            said, place = self._message[-1]
+            self._message[-1] = (f"{said} {line}", place)
+        else:
+            self._message.append((line, at.line))
+        self._written = line
         return True
 
     def _close_message(self) -> None:
@@ -236,3 +257,11 @@ class TracebackReader:
             self._last = None
             self.patience = max(self.patience, 3)
         self._message = []
+
+
+def _had_no_room(before: str, line: str, box: int) -> bool:
+    """True if rich broke a message there: the next word had no room any more, in the terminal or beside the box."""
+    word = line.split(maxsplit=1)[:1]
+    if not (box and word) or line[:1].isspace():
+        return False
+    return any(len(before) <= width < len(before) + 1 + len(word[0]) for width in (box, _RICH_WIDTH))

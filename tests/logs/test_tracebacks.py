@@ -179,3 +179,27 @@ def test_a_box_with_other_times_before_each_line(tmp_path):
     text = "".join(f"2025-03-10T13:52:1{at}Z {line}\n" for at, line in enumerate(lines))
     (failure,) = facts(tmp_path, text).failures
     assert [frame.function for frame in failure.frames] == ["embedding"]
+
+
+def test_rich_breaks_the_message(tmp_path):
+    lines = (
+        "╭─────── Traceback (most recent call last) ───────╮",
+        "│ /home/u/train.py:72 in main                     │",
+        "╰─────────────────────────────────────────────────╯",
+        "AssertionError: The batch size is not the product",
+        "of micro batch, accumulation and ranks",
+        "See the docs",
+    )
+    (failure,) = facts(tmp_path, "\n".join(lines) + "\n").failures
+    assert failure.message == ("The batch size is not the product of micro batch, accumulation and ranks\nSee the docs")
+    assert failure.message_lines == (4, 6)
+    at_80 = (lines[0].replace("──╮", "─" * 51 + "╮"), "KeyError: " + "x" * 65, "'label' is not there")
+    (failure,) = facts(tmp_path, "\n".join((at_80[0], *lines[1:3], *at_80[1:])) + "\n").failures
+    assert failure.message.endswith("x 'label' is not there")
+
+
+def test_a_message_of_several_lines_between_heads(tmp_path):
+    """Two ranks write their heads first; what follows the exception of one is no code of the other."""
+    text = f"{HEAD}{USER}{HEAD}pydantic.ValidationError: 1 validation error\naio\n  extra fields not permitted\n"
+    (failure,) = facts(tmp_path, text).failures
+    assert failure.message == "1 validation error\naio\n  extra fields not permitted"

@@ -100,6 +100,18 @@ CASES = (
         line="status 247",
     ),
     WrittenLog(
+        name="wrapper-without-a-word",
+        text=log(
+            traceback(
+                "subprocess.CalledProcessError",
+                "Command '['torchrun', '--nnodes', '1', 'launcher.py', 'x.yaml']' returned non-zero exit status 1.",
+                WRAPPER,
+            )
+        ),
+        primary="launch/user-exception",
+        line="exit status 1",
+    ),
+    WrittenLog(
         name="wrapper-of-another-tool",
         text=log(
             traceback(

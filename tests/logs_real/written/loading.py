@@ -52,6 +52,13 @@ CASES = (
            f"{COUNT}804: forward compatibility was attempted on non supported HW", CUDA),
     raised("driver-insufficient", "environment/no-device", "RuntimeError",
            "CUDA error: CUDA driver version is insufficient for CUDA runtime version", CUDA),
+    raised(
+        "fabric-manager-in-nccl",
+        "environment/no-device",
+        "torch.distributed.DistBackendError",
+        "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.27.3\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 802 'system not yet initialized'",
+        ("train.py", 12, "main", "dist.barrier()"),
+    ),
     # What the recomputed pass finds empty was whole: under ZeRO-3 that is said of checkpointing, not of the weight.
     WrittenLog(name="recomputed-empty", primary="autograd/recompute-mismatch", absent=("zero3/empty-weights-in-model",),
                text=log(ds("Creating torch.bfloat16 ZeRO stage 3 optimizer"),
