@@ -14,11 +14,23 @@ _TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach")
 """Parameters of adam and adamw that DeepSpeed's engine uses itself before it calls the constructor."""
 _PASSED_BY_ENGINE = ("adam_w_mode", "adamw_mode")
 _REFUSED = "max_grad_norm"
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "adam_epsilon": "eps",
+    "wd": "weight_decay",
+    "num_warmup_steps": "warmup_num_steps",
+    "num_training_steps": "total_num_steps",
+    "total_steps": "total_num_steps",
+    "max_lr": "warmup_max_lr",
+    "min_lr": "warmup_min_lr",
+}
+"""What Transformers, Keras and torch's own schedules call them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownParam:
-    """A parameter that its class does not take; `meant` is the nearest one that it does."""
+    """A parameter that its class does not take; `meant` is the one that it does, by another name or nearly this one."""
 
     path: str
     value: Any
@@ -36,9 +48,16 @@ def unknown_params(config: ConfigFacts) -> Iterator[UnknownParam]:
         for name, value in given.items():
             if not _taken(section, signature, str(name)):
                 owner = signature.name if signature else "DeepSpeed"
-                meant = nearest(str(name), signature.params) if signature and name != _REFUSED else None
+                meant = _meant(str(name), signature) if signature else None
                 path = f"{section}.params.{name}"
                 yield UnknownParam(path=path, value=value, owner=owner, meant=meant if meant not in given else None)
+
+
+def _meant(name: str, signature: Signature) -> str | None:
+    if name == _REFUSED:
+        return None
+    known = _ELSEWHERE.get(name)
+    return known if known in signature.params else nearest(name, signature.params)
 
 
 def _taken(section: str, signature: Signature | None, name: str) -> bool:

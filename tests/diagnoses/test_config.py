@@ -522,6 +522,20 @@ def test_a_key_that_stands_elsewhere(case):
     assert not any(fix.safe for fix in finding.fixes)
 
 
+@pytest.mark.parametrize(
+    ("section", "kind", "theirs", "ours"),
+    [
+        ("optimizer", "AdamW", "learning_rate", "lr"),  # Transformers, Keras
+        ("optimizer", "AdamW", "adam_epsilon", "eps"),
+        ("scheduler", "WarmupDecayLR", "num_training_steps", "total_num_steps"),  # transformers.get_scheduler
+    ],
+)
+def test_a_parameter_by_the_name_that_others_have_for_it(section, kind, theirs, ours):
+    """To drop it would train with the default of the class, without a word."""
+    (finding,) = found(judged({section: {"type": kind, "params": {theirs: 7}}}), "config/unknown-key")
+    assert finding.fixes[0].patch == {section: {"params": {theirs: None, ours: 7}}}
+
+
 def test_what_no_ds_config_switches_on():
     (finding,) = found(judged({"pipeline_parallel_size": 2}), "config/unknown-key")
     assert finding.severity == "warning"
