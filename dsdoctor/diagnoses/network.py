@@ -12,6 +12,8 @@ from dsdoctor.diagnoses.comm_check import as_of_the_job
 from dsdoctor.diagnoses.explained import explained, has_specific_root
 from dsdoctor.diagnoses.forms import MAX_EVIDENCE
 from dsdoctor.diagnoses.peers import is_peer_failure
+from dsdoctor.diagnoses.processes import KILL, SEGMENTATION_FAULT, endings
+from dsdoctor.diagnoses.shared_memory import SIGBUS
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.runs.facts import Failure
 
@@ -37,8 +39,8 @@ class InfinibandError(Diagnosis):
     What proves it: "NET/IB : Got completion ... with status=N" (error N in old releases, a name beside the number in
     new ones), or a call of the verbs library that NCCL says failed, such as ibv_create_qp or ibv_reg_mr.
 
-    When it could be wrong: with status 5 alone the first failure is on the peer; a peer that died for another reason
-    gives status 12, too: read its log.
+    When it could be wrong: with status 5 alone the first failure is on the peer, and where a process was killed it is
+    only a consequence; a peer that died for another reason gives status 12, too: read its log.
 
     What to do: where a call failed, let the container lock memory (`ulimit -l unlimited`, `--ulimit memlock=-1`) and
     see the devices (`--device /dev/infiniband`). Where a completion failed, check the link (ibstat, counters), GID
@@ -63,7 +65,7 @@ class InfinibandError(Diagnosis):
             for one in (*_decisive(failure), context.evidence(failure))
         ]
         if completions:
-            yield self._completion(completions)
+            yield self._completion(case, completions)
         elif calls and any(context.failures(case)):
             yield self._call(calls)
 
@@ -74,7 +76,7 @@ class InfinibandError(Diagnosis):
             return True
         return _COMPLETION.search(said) is not None or _VERBS.search(said) is not None
 
-    def _completion(self, completions: list[tuple[str, Evidence]]) -> Finding:
+    def _completion(self, case: Case, completions: list[tuple[str, Evidence]]) -> Finding:
         chosen = sorted(completions, key=lambda one: one[0] != IB_TIMEOUT)
         status = chosen[0][0]
         first = status == IB_TIMEOUT
@@ -83,6 +85,7 @@ class InfinibandError(Diagnosis):
             cause=f"InfiniBand completion with status {status}: {what}",
             evidence=tuple(evidence for _, evidence in chosen[:MAX_EVIDENCE]),
             confidence=0.9 if first else 0.6,
+            role="root" if first or not _killed(case) else "consequence",
             caveat="A peer that died for another reason looks the same; read its log.",
             fixes=(Fix(text="check link, GID index, MTU and firewall between the two hosts that the message names"),),
         )
@@ -203,6 +206,12 @@ class NcclError(Diagnosis):
                 Fix(text="test one switch at a time: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1"),
             ),
         )
+
+
+def _killed(case: Case) -> bool:
+    """True if a process was killed, or crashed: its peers' requests are then flushed."""
+    dead = (KILL, SEGMENTATION_FAULT, SIGBUS)
+    return any(ending.code in dead and not ending.by_launcher for ending in endings(case))
 
 
 def _of_ranks(case: Case) -> list[Failure]:

@@ -39,6 +39,19 @@ def infiniband_in_the_abort() -> str:
     )
 
 
+def flushed_after_a_kill() -> str:
+    """Status 5 only says that the connection had gone; here a process was killed before."""
+    said = "NET/IB : Got completion from peer 10.2.0.7<38222> with status=5 opcode=0 len=0 vendor err 249 (Recv)"
+    lost = f"NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call failed.\nLast error:\n{said}"
+    where = ("train.py", 12, "main", "dist.barrier()")
+    return log(
+        trainer(falling(9)),
+        "node07: run.sh: line 3: 991 Killed                  python -u train.py",
+        f"node08:812:911 [1] transport/net_ib.cc:1298 NCCL WARN {said}",
+        traceback("torch.distributed.DistBackendError", lost, where, prefix="[rank9]: "),
+    )
+
+
 def full(text: str, kind: str = "RuntimeError") -> str:
     return log(trainer(falling(4)), traceback(kind, text, STEP, prefix="[rank3]: "), torchrun_failed(1, rank=3))
 
@@ -70,6 +83,13 @@ CASES = (
         ),
         primary="comm/nccl-error",
         absent=("launch/abort",),
+    ),
+    WrittenLog(
+        name="flushed-after-a-kill",
+        text=flushed_after_a_kill(),
+        primary="memory/host-oom-kill",
+        also=("launch/peer-failure",),
+        line="Killed",
     ),
     WrittenLog(
         name="hip-memory",
