@@ -61,7 +61,7 @@ def gather(spec: RunSpec, leg: Leg, expected: int, stall: float, seen: Seen) -> 
         )
         for rank in ranks
     ]
-    first = next(iter(outcome.troubles(ranks, attendance)), None)
+    first = next(iter(outcome.troubles(ranks, traces, attendance)), None)
     result = outcome.outcome(ranks, traces, first, ended)
     run = _bare(spec, leg, expected)
     return replace(

@@ -83,14 +83,18 @@ def _exit_code(trace: RankTrace, seen: Attendance) -> int | None:
     return -signal.SIGKILL if seen.began else trace.finish_code
 
 
-def troubles(ranks: Sequence[RankRun], seen: Sequence[Attendance]) -> list[RankRun]:
-    """Ranks that failed by themselves, the first to fail first."""
+def troubles(ranks: Sequence[RankRun], traces: Sequence[RankTrace], seen: Sequence[Attendance]) -> list[RankRun]:
+    """Ranks that failed by themselves, the first to fail first.
+
+    A script that ends itself has closed its connections a while before its process is gone.
+    """
     ended = {each.rank: each.ended for each in seen}
+    finished = {trace.rank: trace.finish_time for trace in traces}
 
     def moment(rank: RankRun) -> float:
         if rank.failure is not None:
             return rank.failure.time or 0.0
-        when = ended.get(rank.rank) or 0.0
+        when = finished.get(rank.rank) or ended.get(rank.rank) or 0.0
         if rank.exit_code is None or rank.exit_code >= 0:
             return when
         return when + _ABORT_DELAY if rank.exit_code == -signal.SIGABRT else when - _TIES

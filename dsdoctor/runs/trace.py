@@ -64,8 +64,8 @@ class RankTrace:
 
     `started` is False where the rank never came so far as to write its first line. `last_phase`, `last_step` and
     `last_micro_step` say where it was at its last line; `last_time` is the time of that line (unix seconds), which is
-    also the rank's heartbeat. `finish_code` is the exit code of a script that ended by itself, else None; `stopped`
-    the reason for which dsdoctor ended it.
+    also the rank's heartbeat. `finish_code` is the exit code of a script that ended by itself, at `finish_time`, else
+    None; `stopped` the reason for which dsdoctor ended it.
     """
 
     rank: int
@@ -95,6 +95,7 @@ class RankTrace:
     misuse: tuple[Misuse, ...] = ()
     stopped: str | None = None
     finish_code: int | None = None
+    finish_time: float | None = None
 
     @property
     def completed(self) -> bool:
@@ -223,7 +224,7 @@ def _take(values: dict[str, Any], rank: int, event: dict[str, Any]) -> None:
     elif kind == "stop":
         values.update(stopped=event["reason"], last_phase="stopped")
     elif kind == "finish":
-        values.update(finish_code=event["code"], last_phase="stopped")
+        values.update(finish_code=event["code"], finish_time=float(event["t"]), last_phase="stopped")
 
 
 def _take_start(values: dict[str, Any], event: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ def seen(rank: int, code: int | None, ended: float | None = None, **values: Any)
 
 def judge(traces: list[RankTrace], attendance: list[Attendance], ended: Ended) -> tuple[Outcome, str, list[RankRun]]:
     ranks = [outcome.rank_run(a, b, ended) for a, b in zip(traces, attendance, strict=True)]
-    first = next(iter(outcome.troubles(ranks, attendance)), None)
+    first = next(iter(outcome.troubles(ranks, traces, attendance)), None)
     result = outcome.outcome(ranks, traces, first, ended)
     return result, outcome.why(result, first, ended, ranks, "last words"), ranks
 
@@ -51,6 +51,23 @@ def test_kill_comes_before_an_exception_that_was_noticed_a_little_earlier() -> N
     result, why, _ = judge(traces, [seen(0, 1, 15.4), seen(1, -9, 15.1)], LAUNCHER_FAILED)
 
     assert (result, why) == ("killed", "rank 1 was ended by signal 9 (SIGKILL)")
+
+
+def test_script_that_ends_itself_comes_before_the_peer_that_it_leaves_alone() -> None:
+    """Its process lives on for a second or two: handlers, threads, the interpreter."""
+    traces = [trace(0, finish_code=1, finish_time=15.0), failed(1, 15.3, "RuntimeError")]
+
+    result, why, _ = judge(traces, [seen(0, 1, 16.8), seen(1, 1, 15.9)], LAUNCHER_FAILED)
+
+    assert (result, why) == ("exited", "rank 0 ended with exit code 1")
+
+
+def test_script_that_ends_itself_for_a_lost_peer_comes_after_it() -> None:
+    traces = [trace(0, finish_code=1, finish_time=15.3), failed(1, 15.0)]
+
+    result, _, _ = judge(traces, [seen(0, 1, 15.5), seen(1, 1, 16.8)], LAUNCHER_FAILED)
+
+    assert result == "raised"
 
 
 def test_abort_of_a_peer_comes_after_the_exception() -> None:
