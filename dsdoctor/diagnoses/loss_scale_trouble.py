@@ -116,15 +116,14 @@ class Static(Diagnosis):
             reading = read(history)
             if history.precision != "fp16" or reading.pattern != "stuck":
                 continue
-            scale = history.attempts[0].scale
-            kind = "the loss scale does not move" if history.dynamic else "the static loss scale cannot go down"
+            key, kind, fix = _held_by(history)
             yield self.finding(
-                cause=f"{kind}: {told.steps(reading.skipped)} skipped at scale {told.scale(scale)}",
+                cause=f"{kind}: {told.steps(reading.skipped)} skipped at scale {told.scale(history.attempts[0].scale)}",
                 evidence=told.proof(history),
-                confidence=0.7 if history.dynamic else 0.9,
-                caveat=_hysteresis_caveat(history) if history.dynamic else None,
-                fixes=(Fix(text="use a dynamic loss scale", patch={"fp16": {"loss_scale": 0}}),),
-                keys=("fp16.loss_scale",),
+                confidence=0.9 if key else 0.7,
+                caveat=None if key else "The scale is meant to be dynamic, and the record does not say what holds it.",
+                fixes=(fix,),
+                keys=(key,) if key else (),
             )
             return
         yield from before_run_model.static_scale(self, case)
@@ -165,10 +164,16 @@ def _only_counted(history: LossScaleHistory) -> str | None:
     return "Only the counter of skipped steps is in the log: a scale that does not move at all counts alike."
 
 
-def _hysteresis_caveat(history: LossScaleHistory) -> str:
+def _held_by(history: LossScaleHistory) -> tuple[str, str, Fix]:
+    """The key that keeps the scale where it is ("" where that is not known), in words, and what to write."""
+    if not history.dynamic:
+        fix = Fix(text="use a dynamic loss scale", patch={"fp16": {"loss_scale": 0}})
+        return "fp16.loss_scale", "the static loss scale cannot go down", fix
     if history.hysteresis == 0:
-        return "fp16.hysteresis is 0, which DeepSpeed accepts and which keeps the scale from ever falling."
-    return "The scale is meant to be dynamic: hysteresis 0, consecutive_hysteresis or a scaler outside hold it still."
+        fix = Fix(text="write 1 or 2", patch={"fp16": {"hysteresis": 2}})
+        return "fp16.hysteresis", "hysteresis 0, which counts down below zero, keeps the loss scale from falling", fix
+    text = "see what holds it: consecutive_hysteresis, or a scaler outside DeepSpeed"
+    return "", "the loss scale does not move", Fix(text=text)
 
 
 DIAGNOSES: tuple[Diagnosis, ...] = (Collapse(), Static())

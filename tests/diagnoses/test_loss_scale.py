@@ -31,6 +31,8 @@ STATIC = scales(*((2.0**20, 2.0**20) for _ in range(9)), steps_seen=12, dynamic=
 STATIC_ONCE = scales((2.0**10, 2.0**10), steps_seen=100, dynamic=False)
 BF16_SKIPS = scales(*((1.0, 1.0) for _ in range(9)), dynamic=False, precision="bf16")
 
+HELD = scales(*((2.0**16, 2.0**16) for _ in range(20)), steps_seen=20, hysteresis=0)
+
 POSITIVE = {
     "loss-scale/warmup": [played(SEARCH), read(SEARCH), read(STILL_FALLING)],
     "loss-scale/periodic": [played(PERIODIC), read(PERIODIC)],
@@ -42,7 +44,7 @@ POSITIVE = {
         played(NEVER_APPLIED),
         log_failure("Exception", "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."),
     ],
-    "loss-scale/static": [played(STATIC), read(STATIC)],
+    "loss-scale/static": [played(STATIC), read(STATIC), played(HELD)],
     "loss-scale/hidden": [log(event("fp16-enabled"), **FP16_ON_0198)],
 }
 NEGATIVE = {
@@ -137,3 +139,10 @@ def test_a_record_that_ends_in_a_fall_may_become_a_collapse():
     (open_end,) = found(read(scales(*late, steps_seen=409, ended=False)), "loss-scale/thrash")
     assert open_end.confidence <= 0.5
     assert "collapse" in open_end.caveat
+
+
+def test_what_holds_a_dynamic_scale_is_named():
+    """The scale is dynamic already (DeepSpeed counts hysteresis 0 down below zero): `loss_scale: 0` would not help."""
+    (finding,) = found(played(HELD), "loss-scale/static")
+    assert finding.keys == ("fp16.hysteresis",)
+    assert finding.fixes[0].patch == {"fp16": {"hysteresis": 2}}
