@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from dsdoctor.dsconfig import keys
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.dsconfig.release import at_least
 from dsdoctor.dsconfig.schema import schema_for
@@ -57,6 +58,8 @@ class Setup:
     fused: bool
     reduce_bucket: int
     overlap: bool
+    overlap_by_stage: bool
+    """The config leaves overlap_comm to the stage, which has it on at 3 and off below."""
     prefetch: int
     persistence: int
     model_persistence: int
@@ -134,7 +137,13 @@ class Setup:
 
     def row(self, stage: int, offload_optimizer: Offload, offload_param: Offload) -> Setup:
         """The same job at another stage, and with other offloads."""
-        return replace(self, stage=stage, offload_optimizer=offload_optimizer, offload_param=offload_param)
+        return replace(
+            self,
+            stage=stage,
+            offload_optimizer=offload_optimizer,
+            offload_param=offload_param,
+            overlap=stage == 3 if self.overlap_by_stage else self.overlap,
+        )
 
 
 _NUMBERS: Mapping[str, tuple[str, int, int]] = {
@@ -176,6 +185,7 @@ def setup_of(
     fused = _fused(effective)
 
     pin = effective.get(f"{_ZERO}.offload_optimizer.pin_memory")
+    overlap = keys.get(config, f"{_ZERO}.overlap_comm")
     return Setup(
         stage=stage,
         offload_optimizer=offload_optimizer,
@@ -195,7 +205,8 @@ def setup_of(
         states=_states(effective),
         temporaries=0 if fused else (_SINGLE_TENSOR_TEMPORARIES if device == "cpu" else 1),
         fused=fused,
-        overlap=effective.get(f"{_ZERO}.overlap_comm") is True,
+        overlap=stage == 3 if overlap in (None, "auto") else effective.get(f"{_ZERO}.overlap_comm") is True,
+        overlap_by_stage=overlap in (None, "auto"),
         accumulation_steps=accumulation_steps(config, effective, ranks),
         micro_batch=micro_batch(config, effective, ranks),
         pinned=device == "cuda" and (at_least(release, _PINNED_BY_DEFAULT_SINCE) if pin is None else pin is True),

@@ -77,6 +77,22 @@ def test_terms_add_up():
             assert one.peak >= one.total
 
 
+def test_overlap_that_the_config_leaves_to_the_stage_is_that_of_the_row():
+    """On at stage 3 and off below it (`DeepSpeedZeroConfig.overlap_comm_valid`): stage 1 then holds all gradients."""
+
+    def row(zero, stage):
+        needs = estimate(config(3, **zero), SEVEN_B, machine(), nproc_per_node=8, device="cuda").needs
+        return next(n for n in needs if (n.stage, n.offload_optimizer, n.offload_param) == (stage, "none", "none"))
+
+    for unsaid in ({}, {"overlap_comm": None}, {"overlap_comm": "auto"}):
+        assert holding(row(unsaid, 1), "backward").gradients >= 14_000_000_000
+        assert holding(row(unsaid, 2), "backward").buffers == 2 * 500_000_000
+    assert holding(row({"overlap_comm": True}, 1), "backward").gradients < 4_000_000_000
+    assert holding(row({"overlap_comm": True}, 2), "backward").buffers == 2 * 2 * 500_000_000
+    given = estimate(config(1), SEVEN_B, machine(), nproc_per_node=8, device="cuda").current
+    assert holding(given, "backward") == holding(row({}, 1), "backward")
+
+
 def test_what_fits_is_left_alone():
     facts = estimate(config(2), SEVEN_B, machine(), nproc_per_node=8, device="cuda")
     assert facts.current is not None
