@@ -192,5 +192,5 @@ def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _what_would_tell(setup: Setup, use: Use) -> str:
     if setup.model.shape is None:
-        return " without the model's shape (give its config.json)"
+        return " without the shape of a decoder (--model with its config.json)"
     return " without --seq" if use.sequence is None else ""

@@ -13,6 +13,10 @@ from dsdoctor.memory.shape import Shape
 
 _LLAMA = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma"})
 _GPT2 = frozenset({"gpt2", "gpt_neox", "opt"})
+_WITHOUT_BIAS = frozenset({"mistral", "mixtral", "qwen2", "qwen2_moe"})
+"""Types of the first kind whose attention does not read `attention_bias`."""
+_ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "marian", "whisper"})
+"""Types whose config.json may leave `is_encoder_decoder` out."""
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -26,6 +30,18 @@ _NAMES = {
     "experts_a_token": ("num_experts_per_tok", "moe_k"),
     "expert_intermediate": ("moe_intermediate_size",),
 }
+_BEYOND: Mapping[str, tuple[tuple[str, object], ...]] = {
+    "gpt2": (("add_cross_attention", False),),
+    "gpt_neox": (("attention_bias", True),),
+    "opt": (
+        ("do_layer_norm_before", True),
+        ("enable_bias", True),
+        ("layer_norm_elementwise_affine", True),
+        ("_remove_final_layer_norm", False),
+    ),
+    "qwen2_moe": (("qkv_bias", True),),
+}
+"""Switches of a type and the one position that the arithmetic covers."""
 _HEADS = {"qwen3": 128, "gemma": 256}
 """Size of a head where the config leaves it out and it does not follow from the others."""
 LARGEST = 10**9
@@ -40,14 +56,26 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     """The shape that a config describes. Raises NoShape."""
     text = _text_part(config)
     kind = str(text.get("model_type") or config.get("model_type") or "")
+    if text.get("is_encoder_decoder") is True or kind in _ENCODER_DECODERS:
+        raise NoShape("the arithmetic is that of a decoder, and this model has an encoder too")
     if kind in _GPT2:
         return _gpt2(text, kind)
     return _llama(text, kind, tied=_tied(config, text, default=kind == "gemma"))
 
 
 def known(config: Mapping[str, Any]) -> bool:
-    """Whether the arithmetic was checked for this type of model."""
-    return "text_config" not in config and config.get("model_type") in _LLAMA | _GPT2
+    """Whether the arithmetic was checked for this type of model, with these switches and a head for the next token."""
+    kind = config.get("model_type")
+    if "text_config" in config or kind not in _LLAMA | _GPT2 or not _predicts_tokens(config):
+        return False
+    projected = config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size")
+    return not projected and all(config.get(name, usual) == usual for name, usual in _BEYOND.get(str(kind), ()))
+
+
+def _predicts_tokens(config: Mapping[str, Any]) -> bool:
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    return not isinstance(first, str) or first.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -60,7 +88,8 @@ def _llama(config: Mapping[str, Any], kind: str, *, tied: bool) -> Shape:
     experts = _size(config, "experts", default=0)
     layers = _size(config, "layers")
     inner = _size(config, "intermediate", default=4 * hidden)
-    expert_inner = _size(config, "expert_intermediate", default=inner)
+    expert_inner = inner if kind == "mixtral" else _size(config, "expert_intermediate", default=inner)
+    biased = kind not in _WITHOUT_BIAS and config.get("attention_bias") is True
     shared = config.get("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0
     return Shape(
         family="llama",
@@ -72,16 +101,16 @@ def _llama(config: Mapping[str, Any], kind: str, *, tied: bool) -> Shape:
         kv_heads=_size(config, "kv_heads", default=heads),
         head=_size(config, "head", default=_HEADS.get(kind, hidden // heads)),
         tied=tied,
-        qkv_bias=kind in ("qwen2", "qwen2_moe") or config.get("attention_bias") is True,
-        output_bias=kind not in ("qwen2", "qwen2_moe") and config.get("attention_bias") is True,
-        mlp_bias=config.get("mlp_bias") is True,
+        qkv_bias=kind in ("qwen2", "qwen2_moe") or biased,
+        output_bias=biased,
+        mlp_bias=kind not in _LLAMA - {"llama"} and config.get("mlp_bias") is True,
         qk_norm=kind in ("qwen3", "qwen3_moe"),
         experts=experts,
         experts_a_token=_size(config, "experts_a_token", default=2),
         expert_intermediate=expert_inner if experts else 0,
         shared_intermediate=int(shared or 0),
         shared_gate=kind == "qwen2_moe",
-        dense_layers=_dense_layers(config, layers) if experts else frozenset(),
+        dense_layers=_dense_layers(config, layers) if experts and kind != "mixtral" else frozenset(),
         approximate=kind not in _LLAMA,
     )
 

@@ -65,13 +65,23 @@ def _built(path: str) -> dict[str, Any]:
 
     config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        try:
-            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        except ValueError:
-            model = transformers.AutoModel.from_config(config, trust_remote_code=False)
+        model = _of_config(config)
     inventory = of_module(model)
     listed = [one._replace(expert=".experts." in one.name) for one in inventory.parameters]
     return {"parameters": listed, "tied": inventory.tied, "class": type(model).__name__}
+
+
+def _of_config(config: Any) -> Any:
+    """The class that the config names as its model's, else one with a head for the next token, else a bare one."""
+    import transformers
+
+    named: Any = getattr(transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None)
+    if hasattr(named, "_from_config"):
+        return named._from_config(config)
+    try:
+        return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except ValueError:
+        return transformers.AutoModel.from_config(config, trust_remote_code=False)
 
 
 if __name__ == "__main__":

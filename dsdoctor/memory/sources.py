@@ -140,7 +140,8 @@ def _of_config(path: Path) -> Inventory:
     if shape is not None and hf_config.known(config):
         return _computed(config, path, shape, loaded, ())
     try:
-        return replace(meta_build.build(path, loaded=loaded), shape=shape)
+        built = meta_build.build(path, loaded=loaded)
+        return replace(built, shape=None if shape is None else replace(shape, approximate=True))
     except meta_build.CannotBuild as error:
         if shape is None:
             raise ModelUnknown(f"{path}: {why}; {error}") from None

@@ -39,6 +39,44 @@ def test_counts_are_those_of_the_real_model(kind):
     assert known(config.to_dict())
 
 
+SWITCHED = {  # a type the arithmetic knows, with a switch in the other position or another head
+    "opt-350m": {"model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    "opt without biases": {"model_type": "opt", "hidden_size": 64, "enable_bias": False},
+    "neox without biases": {"model_type": "gpt_neox", "attention_bias": False},
+    "gpt2 as a decoder beside an encoder": {"model_type": "gpt2", "add_cross_attention": True},
+    "qwen2_moe without biases": {"model_type": "qwen2_moe", "qkv_bias": False},
+    "a reward model": {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_what_the_arithmetic_does_not_cover_is_built(name):
+    assert not known(SWITCHED[name])
+    assert known({"model_type": SWITCHED[name]["model_type"], "hidden_size": 64, "word_embed_proj_dim": 64})
+
+
+@pytest.mark.parametrize(
+    ("kind", "foreign"),
+    [
+        ("mistral", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {"mlp_bias": True}),
+        ("mixtral", {"num_local_experts": 4, "moe_intermediate_size": 8, "mlp_only_layers": [0]}),
+    ],
+)
+def test_keys_that_a_type_does_not_read_change_nothing(kind, foreign):
+    """Compared with what Transformers 5.24 builds: these classes do not look at the keys."""
+    own = {name: value for name, value in foreign.items() if name == "num_local_experts"}
+    plain, more = ({"model_type": kind, **GROUPED, **keys} for keys in (own, foreign))
+    assert parameters(shape_of(plain)) == parameters(shape_of(more))
+
+
+@pytest.mark.parametrize("kind", ["t5", "whisper", "new"])
+def test_an_encoder_and_decoder_has_no_shape_of_a_decoder(kind):
+    with pytest.raises(NoShape, match="encoder"):
+        shape_of({"model_type": kind, **SMALL, "is_encoder_decoder": True})
+    assert shape_of({"model_type": "bert", **SMALL}).approximate
+
+
 def test_seven_billion():
     """Llama-2 7B has 6,738,415,616 parameters by its model card's files."""
     llama = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}

@@ -79,6 +79,31 @@ def test_an_unknown_type_is_built_on_the_meta_device(tmp_path):
     assert (model.source, model.loaded) == ("built on the meta device by Transformers", 2 * model.all)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "sizes"),
+    [
+        ("LlamaForSequenceClassification", "llama", {"num_key_value_heads": 2, "intermediate_size": 96}),
+        ("BertForMaskedLM", "bert", {"intermediate_size": 96}),
+        (
+            "OPTForCausalLM",
+            "opt",
+            {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False, "max_position_embeddings": 50},
+        ),
+    ],
+)
+def test_the_class_that_the_config_names_is_built(tmp_path, architecture, kind, sizes):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    common = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
+    config = transformers.AutoConfig.for_model(kind, **common, **sizes, architectures=[architecture])
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = getattr(transformers, architecture)._from_config(config)
+    found = sources.inventory_of(str(tmp_path))
+    assert found.all == model.num_parameters()
+    assert found.shape is not None
+    assert found.shape.approximate
+
+
 def test_a_build_that_fails_falls_back_and_says_so(tmp_path, monkeypatch):
     def fails(config, *, loaded):
         raise meta_build.CannotBuild("building the model on the meta device failed: no such type")
