@@ -11,11 +11,12 @@ from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.finding import Evidence, Finding, Fix
 from dsdoctor.memory.facts import DeviceNeed, MemoryFacts, Need
 from dsdoctor.memory.host import CONSTRUCTION
+from dsdoctor.memory.ladder import HEADROOM, SWAP_FOLDER
 from dsdoctor.memory.moments import BEFORE_TRAINING
 from dsdoctor.units import size
 
 SOURCE = "memory"
-HEADROOM = 0.10
+_CHECKPOINTING = "switch activation checkpointing on (Transformers: gradient_checkpointing_enable)"
 _PARTS = ("weights", "gradients", "optimizer", "buffers", "activations", "overhead")
 
 
@@ -117,6 +118,8 @@ def _fixes(facts: MemoryFacts) -> Iterator[Fix]:
         yield Fix(text=_nothing_fits(facts))
     else:
         yield _row(facts, facts.needs[facts.recommended])
+    if facts.advice.checkpointing == "given":
+        yield Fix(text=f"or {_CHECKPOINTING}: then the config fits as it is, for a forward pass more")
     if facts.advice.micro_batch:
         yield Fix(text=f"or with the config as it is: a micro-batch of {facts.advice.micro_batch} at most")
     for hint in facts.advice.loading:
@@ -127,12 +130,15 @@ def _row(facts: MemoryFacts, need: Need) -> Fix:
     told = f"{size(need.per_gpu.peak)} a GPU and " if facts.device == "cuda" else ""
     if need.current:
         return Fix(text="free memory that other processes use, or start fewer ranks on the host")
-    return Fix(text=f"{_name(need)} needs {told}{size(need.per_host.peak)} a host at its peak", patch=facts.patch)
+    own = "; put your own folder for nvme_path" if SWAP_FOLDER in str(facts.patch) else ""
+    return Fix(text=f"{_name(need)} needs {told}{size(need.per_host.peak)} a host at its peak{own}", patch=facts.patch)
 
 
 def _nothing_fits(facts: MemoryFacts) -> str:
     advice = facts.advice
     ways = []
+    if advice.checkpointing == "row":
+        ways.append(f"{_CHECKPOINTING}, with which one does (--checkpointing shows which)")
     if advice.ranks is not None:
         ways.append(f"{advice.ranks} ranks on {advice.ranks // facts.ranks_per_host} such hosts would do")
     if advice.row_micro_batch:

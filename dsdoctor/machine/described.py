@@ -67,6 +67,8 @@ def size(text: str) -> int:
         raise NotUnderstood(f"{text} is neither a size (80GiB, 80GB) nor a GPU that is known ({known})")
     power = " kmgtp".index((match.group(2) or " ").lower())
     value = float(match.group(1)) * (1024 if match.group(3) else 1000) ** power
+    if value < _MIB and not match.group(2):
+        raise NotUnderstood(f"{text} has no unit: write {match.group(1)}GiB")
     if not 1 <= value < 1 << 60:
         raise NotUnderstood(f"{text} is no size of memory")
     return int(value)

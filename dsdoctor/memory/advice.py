@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from dsdoctor.memory.activations import Workload
 from dsdoctor.memory.facts import Advice
@@ -33,9 +33,22 @@ def advise(setup: Setup, config: Mapping[str, Any], room: Room, *, fits: bool) -
         micro_batch=micro,
         sequence=sequence,
         row_micro_batch=row_micro,
+        checkpointing=_checkpointing(setup, config, room, fits=fits) if known and _judgeable(setup, room) else None,
         ranks=None if fits else _ranks(setup, config, room),
         loading=(*(_sharded_build(setup, config, room) if not fits else ()), *_loading(setup, room)),
     )
+
+
+def _checkpointing(
+    setup: Setup, config: Mapping[str, Any], room: Room, *, fits: bool
+) -> Literal["given", "row"] | None:
+    """What activation checkpointing, which the script or the model switches on, would make fit."""
+    work = replace(setup.work, checkpointing=True)
+    if setup.work.checkpointing or _fits(setup, room, setup.work):
+        return None
+    if _fits(setup, room, work):
+        return "given"
+    return "row" if not fits and _some_row_fits(setup, config, room, work) else None
 
 
 def largest(fits: Callable[[int], bool], *, most: int = _MOST) -> int:

@@ -138,13 +138,16 @@ class Advice:
     """What would fit. `micro_batch` and `sequence` are the largest with the given config (None: activations unknown).
 
     `ranks` is the least number of GPUs with which some row fits, `row_micro_batch` the largest micro-batch that fits in
-    some row; both only where nothing fits as it is. `loading` says how to need less host memory before the first step.
+    some row; both only where nothing fits as it is. `checkpointing` says what would fit with activation checkpointing
+    switched on: the given config, or with it some other row where nothing does as it is. `loading` says how to need
+    less host memory before the first step.
     """
 
     micro_batch: int | None = None
     sequence: int | None = None
     ranks: int | None = None
     row_micro_batch: int | None = None
+    checkpointing: Literal["given", "row"] | None = None
     loading: tuple[str, ...] = ()
 
 

@@ -29,6 +29,8 @@ LADDER: tuple[Row, ...] = (
 )
 """Stage, offload_optimizer, offload_param. What does nothing below stage 3, or at stage 0, is not in it."""
 WITH_NVME: tuple[Row, ...] = ((3, "nvme", "none"), (3, "nvme", "cpu"), (3, "nvme", "nvme"))
+SWAP_FOLDER = "/local_nvme"
+"""Stands in a patch for the folder that only the user can name."""
 _ZERO = "zero_optimization"
 
 
@@ -145,7 +147,7 @@ def _patch(config: Mapping[str, Any], need: Need) -> dict[str, Any]:
     for key, where in (("offload_optimizer", need.offload_optimizer), ("offload_param", need.offload_param)):
         section = config.get(_ZERO, {}).get(key) if isinstance(config.get(_ZERO), Mapping) else None
         known = section.get("nvme_path") if isinstance(section, Mapping) else None
-        more = {"nvme_path": known or "/local_nvme"} if where == "nvme" else {}
+        more = {"nvme_path": known or SWAP_FOLDER} if where == "nvme" else {}
         zero[key] = None if where == "none" else {"device": where, **more}
     change: dict[str, Any] = {_ZERO: zero}
     if need.precision == "bf16" and not _says_bf16(config):

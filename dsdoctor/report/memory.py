@@ -141,10 +141,13 @@ def _advice(facts: MemoryFacts) -> Iterator[Line]:
     elif facts.recommended is None and any(need.fits is False for need in facts.needs):
         yield Line("nothing of this fits", "red")
     advice = facts.advice
+    if advice.checkpointing is not None:
+        what = "the config as given" if advice.checkpointing == "given" else "a row of these"
+        yield Line(f"{what} would fit with activation checkpointing (--checkpointing)")
     if advice.ranks is not None:
         yield Line(f"it would fit on {advice.ranks} ranks ({advice.ranks // facts.ranks_per_host} such hosts)")
     if advice.row_micro_batch:
-        yield Line(f"or with a micro-batch of {advice.row_micro_batch}")
+        yield Line(f"a row of these would fit with a micro-batch of {advice.row_micro_batch}")
     if advice.micro_batch is not None:
         told = "no micro-batch fits" if advice.micro_batch == 0 else f"largest micro-batch: {advice.micro_batch}"
         yield Line(f"with the config as given: {told}, longest sequence: {advice.sequence or 'none'}")

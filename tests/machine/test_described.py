@@ -14,7 +14,7 @@ def test_both_kinds_of_units(text, bytes_):
     assert size(text) == bytes_
 
 
-@pytest.mark.parametrize("text", ["", "-5GiB", "0GiB", "lots", "1e4", "5iB", "9999999PiB", "1.2.3GB", "GiB"])
+@pytest.mark.parametrize("text", ["", "-5GiB", "0GiB", "lots", "1e4", "5iB", "9999999PiB", "1.2.3GB", "GiB", "80"])
 def test_what_is_no_size(text):
     with pytest.raises(NotUnderstood):
         size(text)
@@ -36,7 +36,7 @@ def test_gpus(text, count, bytes_):
     assert (len(found), {one.total_bytes for one in found}) == (count, {bytes_})
 
 
-@pytest.mark.parametrize("text", ["0x80GiB", "99999x80GiB", "8x", "8xZ9000", "x"])
+@pytest.mark.parametrize("text", ["0x80GiB", "8x80", "99999x80GiB", "8x", "8xZ9000", "x"])
 def test_what_describes_no_gpus(text):
     with pytest.raises(NotUnderstood):
         gpus(text)

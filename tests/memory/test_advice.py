@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from dsdoctor.machine.facts import Device, MachineFacts
 from dsdoctor.memory.activations import Workload, of_transformer
 from dsdoctor.memory.advice import largest
+from dsdoctor.memory.analysis import analyze
 from dsdoctor.memory.estimate import Use, estimate
 from dsdoctor.memory.hf_config import shape_of
 from dsdoctor.memory.inventory import Inventory
@@ -106,3 +107,24 @@ def test_buckets_fill_in_order():
     assert (model.fullest_bucket(8), model.first_bucket(8)) == (8, 8)
     assert (model.fullest_bucket(3), model.first_bucket(3)) == (0, 0)
     assert model.fullest_bucket(10**9) == 20
+
+
+def test_activation_checkpointing_is_advised_where_it_would_do():
+    """Llama-2 7B at stage 3 on 8 GPUs of 80 GiB: 98 GiB of activations at 8 sequences of 2048 tokens, 2 GiB with it."""
+    shape = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+    shape = shape_of({"model_type": "llama", "intermediate_size": 11008, **shape})
+    model = Inventory(parameters=parameters(shape, loaded=2.0), shape=shape)
+    gpus = tuple(Device(index=i, name="A100", total_bytes=80 << 30, free_bytes=80 << 30) for i in range(8))
+    machine = MachineFacts(versions={"deepspeed": "0.19.8"}, memory_available=1 << 40, devices=gpus)
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW"}}
+
+    def analyzed(micro_batch, **use):
+        return analyze(config, model, machine, ranks_per_host=8, use=Use(micro_batch=micro_batch, sequence=2048, **use))
+
+    tight = analyzed(8)
+    assert tight.memory.advice.checkpointing == "given"
+    (finding,) = [one for one in tight.findings if one.id == "memory/will-not-fit"]
+    assert any("activation checkpointing" in fix.text for fix in finding.fixes)
+    assert analyzed(8, checkpointing=True).memory.current.fits is True
+    assert analyzed(8, checkpointing=True).memory.advice.checkpointing is None
+    assert analyzed(1).memory.advice.checkpointing is None
