@@ -9,6 +9,8 @@ from typing import Literal
 from dsdoctor.finding import Evidence
 
 Pattern = Literal["none", "warmup", "periodic", "outliers", "thrash", "collapse", "stuck"]
+MINIMUM_REACHED = "Current loss scale already at minimum"
+"""What DeepSpeed raises where its scale can fall no further."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,8 @@ from dsdoctor.diagnoses import loss_scale_told as told
 from dsdoctor.diagnoses.base import Diagnosis
 from dsdoctor.diagnoses.numerics_precision import Bf16ModelInFp16
 from dsdoctor.finding import Finding, Fix
-from dsdoctor.loss_scale import LossScaleHistory, LossScaleReading, read
+from dsdoctor.loss_scale import MINIMUM_REACHED, LossScaleHistory, LossScaleReading, read
 from dsdoctor.runs.facts import Failure
-
-MINIMUM_REACHED = "Current loss scale already at minimum"
 
 
 class Collapse(Diagnosis):

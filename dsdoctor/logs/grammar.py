@@ -272,6 +272,17 @@ ALSO_IN_TRACEBACKS = ("op-attribute", "device-assert", "exit", "exit-word", "sig
 STEPS = ("hf-dict", "megatron", "plain-step", "pipe-step")
 """Kinds that tell the values of a step."""
 
+FIGURES = {
+    "forward": "forward_ms",
+    "backward": "backward_ms",
+    "step": "step_ms",
+    "iteration": "iteration_ms",
+    "samples": "samples_per_s",
+    "memory": "memory_gib",
+    "loss": "loss",
+}
+"""Series by the names of the groups that rows of the kind `figures` have."""
+
 ONLY_COUNTED = ("engine-info", "nccl-p2p", "cache-flush", "extension-loaded", "preparing")
 """Kinds that mean the same whatever the digits in the line are, and tell nothing but that they came."""
 

@@ -11,7 +11,6 @@ from typing import Any
 from dsdoctor.logs import grammar
 from dsdoctor.logs.rows import NUMBER, LinePattern
 from dsdoctor.logs.shapes import SCALE, SKIPPED, STEP
-from dsdoctor.logs.story import FIGURES
 
 _TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d+))?")
 _GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d+)")
@@ -47,7 +46,7 @@ def values(row: LinePattern, match: re.Match[str], text: str) -> list[tuple[tupl
     if row.kind == "bar" or row.kind in grammar.ONLY_COUNTED:
         return []
     if row.kind == "figures":
-        return [(match.span(group), FIGURES[group]) for group, text in match.groupdict().items() if text]
+        return [(match.span(group), grammar.FIGURES[group]) for group, text in match.groupdict().items() if text]
     step = [(match.span("step"), STEP)] if "step" in match.re.groupindex else []
     if row.kind in ("skip-count", "skips-since"):
         others = (("skipped", SKIPPED), ("scale", SCALE))

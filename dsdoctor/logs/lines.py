@@ -108,9 +108,10 @@ class LineReader:
         if not (self._readers or self._blocks or segment.strip()):
             return
         self._time = time_of(segment) or self._time
-        if grammar.TRACEBACK in segment:
+        head = grammar.TRACEBACK in segment
+        if head:
             self._collected.learn(segment)
-        if self.attention > 0 or grammar.TRACEBACK in segment:
+        if head or self.attention > 0:
             segment = self._collected.without_prefix(segment)
         line = unwrap(segment)
         rank = self._source.rank if line.rank is None else line.rank

@@ -9,31 +9,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsdoctor.finding import Evidence
+from dsdoctor.logs.endings import Endings
 from dsdoctor.logs.facts import End, LogEvent, LogFacts, ProcessExit
+from dsdoctor.logs.grammar import FIGURES
 from dsdoctor.logs.grammar_ranks import ENDS
 from dsdoctor.logs.precision import precision_of, scale_settings
-from dsdoctor.logs.progress import THAT_CLEARS, Progress
+from dsdoctor.logs.progress import Progress
 from dsdoctor.logs.series import MAX_TEXT, SeriesBuilder
 from dsdoctor.logs.timeline import ScaleTimeline, SkipCounter, history
-from dsdoctor.loss_scale import LossScaleHistory, SkipCount
+from dsdoctor.loss_scale import MINIMUM_REACHED, LossScaleHistory, SkipCount
 from dsdoctor.runs.facts import Failure
 
 _COUNTERS = ("skip-count", "skips-since")
-FIGURES = {
-    "forward": "forward_ms",
-    "backward": "backward_ms",
-    "step": "step_ms",
-    "iteration": "iteration_ms",
-    "samples": "samples_per_s",
-    "memory": "memory_gib",
-    "loss": "loss",
-}
-"""Series by the names of the groups that rows of the kind `figures` have."""
-MINIMUM_REACHED = "Current loss scale already at minimum"
-MAX_FAILURES = 200
 MAX_EVENTS = 400
 """Events kept of a kind, each with a count of its repeats; and the latest one."""
-MAX_EXITS = 2000
 MAX_RANKS = 100_000
 """Ranks that are listed: no job has more."""
 
@@ -63,23 +52,6 @@ class _Counted:
 
 
 @dataclass
-class _Candidate:
-    failure: Failure
-    order: int
-    progress: int
-    passed: int
-    """Steps that were done from when it came to when its last line was read."""
-    reached: int
-    """The step that its source had reached then."""
-
-
-@dataclass
-class _Exited:
-    exit: ProcessExit
-    reached: int
-
-
-@dataclass
 class Story:
     """The accumulators."""
 
@@ -100,8 +72,10 @@ class Story:
     _order: int = 0
     _events: dict[tuple[object, ...], _Counted] = field(default_factory=dict)
     _kinds: Counter[str] = field(default_factory=Counter)
-    _exits: dict[tuple[int | None, int], _Exited] = field(default_factory=dict)
-    _failures: list[_Candidate] = field(default_factory=list)
+    _endings: Endings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._endings = Endings(self.progress)
 
     def saw(self, *ranks: int) -> None:
         """These ranks have printed something."""
@@ -193,30 +167,17 @@ class Story:
             self.value(FIGURES[name], float(text), place)
 
     def exit(self, code: int, rank: int | None, place: Place, *, by_launcher: bool = False) -> None:
-        order = self.tick()
-        exit = ProcessExit(
-            code=code, evidence=place.evidence(self.step), order=order, rank=rank, by_launcher=by_launcher
-        )
-        reached = self.progress.reached(place.source)
-        if len(self._exits) >= MAX_EXITS and (rank, code) not in self._exits:
-            return
-        self._exits.setdefault((rank, code), _Exited(exit, reached)).reached = reached
+        order, proof = self.tick(), place.evidence(self.step)
+        self._endings.exit(ProcessExit(code=code, evidence=proof, order=order, rank=rank, by_launcher=by_launcher))
 
-    def failure(self, failure: Failure, progress: int) -> None:
-        """An exception; `progress` is what `progress.shown` was when it came."""
-        if len(self._failures) < MAX_FAILURES:
-            reached = self.progress.reached(failure.source)
-            passed = self.progress.shown - progress
-            self._failures.append(_Candidate(failure, self.tick(), progress, passed, reached))
+    def failure(self, failure: Failure, shown: int) -> None:
+        """An exception; `shown` is what `progress.shown` was when it came."""
+        self._endings.failure(failure, self.tick(), shown)
 
     def facts(self, sources: tuple[str, ...]) -> LogFacts:
         """Everything that was understood."""
-        exits = tuple(
-            exited.exit
-            for exited in self._exits.values()
-            if not self.progress.went_on(exited.exit.evidence.source, exited.reached, exited.exit.evidence.line)
-        )
-        failures = tuple(candidate.failure for candidate in self._kept(exits))
+        exits = self._endings.exits()
+        failures = self._endings.failures(exits, self.last.line if self.last is not None else None)
         begins = self.progress.begins()
         series = tuple(one for builder in self.series.values() if (one := builder.build(begins)).points)
         end = self._end(failures, exits)
@@ -239,47 +200,6 @@ class Story:
             unreadable=tuple(self.unreadable),
             unfinished=tuple(self.unfinished),
         )
-
-    def _survived(self, candidate: _Candidate) -> bool:
-        """True if steps were done after that exception, and not only those that another source tells of."""
-        later = self.progress.shown - candidate.progress
-        reached = self.progress.reached(candidate.failure.source)
-        passed = candidate.passed if reached <= candidate.reached else later
-        return passed >= THAT_CLEARS
-
-    def _kept(self, exits: tuple[ProcessExit, ...]) -> list[_Candidate]:
-        """The exceptions that were not survived, oldest first.
-
-        Where a process failed by itself and no such exception is left, what it printed before came late, out of a
-        buffer: then the last exception counts.
-        """
-        died = any(exit.code != 0 for exit in exits)
-        kept = [candidate for candidate in self._failures if not self._survived(candidate)]
-        if not kept and any(exit.code > 0 for exit in exits):
-            kept = self._failures[-1:]
-        finished = self.progress.finished
-        if finished is not None and not died:
-            kept = [candidate for candidate in kept if not self._worked_on(candidate, finished)]
-        kept = self._believed(kept, died)
-        timed = all(candidate.failure.time is not None for candidate in kept)
-        return sorted(kept, key=lambda c: ((c.failure.time or 0.0) if timed else 0.0, c.order))
-
-    def _worked_on(self, candidate: _Candidate, finished: int) -> bool:
-        """True if the work was done after that exception, which may have been read as a whole only later."""
-        failure = candidate.failure
-        return candidate.order <= finished or self.progress.finished_after(failure.source, failure.line)
-
-    def _believed(self, kept: list[_Candidate], died: bool) -> list[_Candidate]:
-        """Without the lines `Type: message` that no traceback and no rank belongs to, unless the log ends with one.
-
-        A script prints such a line of an exception that it has caught; the end of a log that was pasted is one too.
-        """
-        alone = [candidate for candidate in kept if not candidate.failure.frames and candidate.failure.rank is None]
-        full = [candidate for candidate in kept if candidate not in alone]
-        if full or not alone:
-            return full
-        ends = self.last is not None and self.last.line in alone[-1].failure.message_lines
-        return alone if died or ends else []
 
     def _all_events(self) -> list[LogEvent]:
         lasting = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsdoctor.logs import lines, story, timeline
+from dsdoctor.logs import endings, lines, story, timeline
 from dsdoctor.logs.read import read_logs
 from dsdoctor.loss_scale import read
 
@@ -50,9 +50,11 @@ def test_overflows_without_end_keep_those_of_the_rank_that_tells_most(monkeypatc
 
 @pytest.mark.parametrize("code", [1, 137])
 def test_exits_without_end(tmp_path, code):
-    text = "".join(f"srun: error: n1: task {at}: Exited with exit code {code}\n" for at in range(story.MAX_EXITS + 100))
+    text = "".join(
+        f"srun: error: n1: task {at}: Exited with exit code {code}\n" for at in range(endings.MAX_EXITS + 100)
+    )
     exits = facts(tmp_path, text).exits
-    assert len(exits) == story.MAX_EXITS
+    assert len(exits) == endings.MAX_EXITS
     assert exits[0].rank == 0
 
 
