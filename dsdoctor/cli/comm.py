@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from dsdoctor.comm.started import NotComplete, Started, started
 if TYPE_CHECKING:
     from dsdoctor.case import Case
     from dsdoctor.comm.nccl_log import NcclOutput, NcclSummary
-    from dsdoctor.finding import Finding
+    from dsdoctor.finding import Evidence, Finding
     from dsdoctor.logs.facts import LogFacts
 
 _PREFIX = "dsdoctor-comm-"
@@ -251,6 +252,7 @@ def _tell(
         diagnosed = diagnose(case)
         tell_broken(diagnosed.broken)
         findings = diagnosed.findings
+    findings = [replace(finding, evidence=tuple(map(_shown, finding.evidence))) for finding in findings]
     failed = failed or (facts is not None and not facts.passed)
     code = 1 if failed else exit_code(findings)
     tables = list(comm.lines(facts, nccl))
@@ -271,6 +273,13 @@ def _tell(
     else:
         _print(findings, summary, tables)
     return code
+
+
+def _shown(evidence: Evidence) -> Evidence:
+    """What stands in a folder of ours is known by its name only: the folder is gone when this is read."""
+    path = Path(evidence.source)
+    ours = any(part.startswith(_PREFIX) for part in path.parts)
+    return replace(evidence, source=path.name) if ours else evidence
 
 
 def _print(findings: Sequence[Finding], summary: str, tables: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ def with_experiments(
             return check(plan, config=config, folder=folder / name, deadline=deadline, timeout=3 * deadline + 30)
 
     facts = once("given", plan, {name: value for name, value in said.items() if name not in os.environ})
-    if facts.passed or facts.backend != "nccl" or not facts.ranks:
+    if facts.passed or facts.backend != "nccl" or not _came_to_nccl(facts):
         return facts, NcclOutput()
     done: list[Experiment] = []
     for number, (name, variables) in enumerate(EXPERIMENTS.items()):
@@ -70,6 +70,11 @@ def with_experiments(
     printed = folder / "experiment-0" / LAUNCHER_OUTPUT
     output = NcclOutput(logs=logs if any(logs.iterdir()) else None, printed=printed if printed.exists() else None)
     return replace(facts, experiments=tuple(done)), output
+
+
+def _came_to_nccl(facts: CommFacts) -> bool:
+    """What fails before the process group is made, no setting of NCCL can cure."""
+    return any(step.name == "process-group" for rank in facts.ranks for step in rank.steps)
 
 
 def _result(name: str, variables: Mapping[str, str], facts: CommFacts) -> Experiment:

@@ -136,6 +136,8 @@ class Check:
         import torch
 
         if self._on_gpu:
+            if not torch.version.cuda:
+                raise RuntimeError("this torch is not compiled with CUDA")
             self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self._device)
             free, total = torch.cuda.mem_get_info(self._device)

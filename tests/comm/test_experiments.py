@@ -13,7 +13,9 @@ from dsdoctor.runs.launcher import LaunchPlan
 from dsdoctor.runs.processes import LAUNCHER_OUTPUT
 
 GOOD = (CommStep(name="goodbye", status="passed"),)
-STUCK = (CommStep(name="rendezvous", status="passed"), CommStep(name="all_reduce", status="timeout"))
+ARRIVED = (CommStep(name="rendezvous", status="passed"), CommStep(name="process-group", status="passed"))
+STUCK = (*ARRIVED, CommStep(name="all_reduce", status="timeout"))
+NO_GPU = (ARRIVED[0], CommStep(name="device", status="failed", text="RuntimeError: No CUDA GPUs are available"))
 AGAIN, NO_P2P, NO_IB, LOOPBACK, NOTHING = EXPERIMENTS
 LOGGED = "node0:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
 PRINTED = "NCCL DIAG [INFO] p2p: only 1/2 GPU-to-GPU peer accesses passed verification\n"
@@ -22,8 +24,9 @@ PRINTED = "NCCL DIAG [INFO] p2p: only 1/2 GPU-to-GPU peer accesses passed verifi
 class Machine:
     """Passes where one of its cures is set, or on the CPU; writes down what it was asked, and logs as NCCL does."""
 
-    def __init__(self, *cures: str) -> None:
+    def __init__(self, *cures: str, fails: tuple[CommStep, ...] = STUCK) -> None:
         self.cures = cures
+        self.fails = fails
         self.asked: list[dict[str, str]] = []
 
     def check(self, plan, *, config, folder, deadline, timeout) -> CommFacts:
@@ -37,7 +40,7 @@ class Machine:
         if "NCCL_RUN_DIAGNOSTICS" in env:
             (folder / LAUNCHER_OUTPUT).write_text(PRINTED)
         well = plan.device == "cpu" or any(cure in env for cure in self.cures)
-        steps, ending = (GOOD, "finished") if well else (STUCK, "gave-up")
+        steps, ending = (GOOD, "finished") if well else (self.fails, "gave-up")
         ranks = tuple(CommRank(rank=rank, steps=steps, ending=ending) for rank in range(2))
         return CommFacts(world_size=2, backend="gloo" if plan.device == "cpu" else "nccl", ranks=ranks)
 
@@ -53,6 +56,13 @@ def test_nothing_is_tried_after_success(tmp_path):
     assert facts.passed
     assert len(machine.asked) == 1
     assert said == NcclOutput()
+
+
+def test_nothing_is_tried_where_nccl_was_not_reached(tmp_path):
+    machine = Machine("NCCL_P2P_DISABLE", fails=NO_GPU)
+    facts, said = run(machine, tmp_path)
+    assert not facts.passed
+    assert (len(machine.asked), facts.experiments, said) == (1, (), NcclOutput())
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_what_nccl_logged_on_the_rank_that_failed(tmp_path, port):
     first = document["findings"][0]
     assert first["id"] == "comm/wrong-interface"
     assert "docker0" in first["cause"]
+    assert not any("/" in one["source"] for one in first["evidence"])  # the folder is gone by now
     assert document["nccl"]["interfaces"] == {"docker0": 1}
     assert len(document["nccl"]["warnings"]) == 1
 
@@ -209,6 +210,7 @@ def test_reading_what_nccl_logged(tmp_path):
     )
     assert both.returncode == 1
     assert b"docker0" in both.stdout
+    assert b"    stdin.log:1: node1:4211:4299" in both.stdout
     assert b"network    Socket" in both.stdout
     missing = run(dsdoctor("--read", "nowhere.log"), environment(dict(os.environ)), tmp_path)
     assert missing.returncode == 2
