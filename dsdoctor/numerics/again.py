@@ -110,8 +110,7 @@ def framed(root: nn.Module, batch: Batch, make: MakeEvent, max_frames: int) -> E
     with replay.undone(root, batch.random), second_run(), torch.no_grad(), _autocast(batch), NoCommunication():
         replay.strip_hooks(root, None, [])
         batches = Batches(root, witness)
-        weights = WeightWatch({id(p): name for name, p in root.named_parameters()})
-        watch = ForwardWatch(root, witness, batches, ledger, frames, None, weights, inference=True)
+        watch = ForwardWatch(root, witness, batches, ledger, frames, None, WeightWatch(), inference=True)
         try:
             root(*batch.args, **batch.kwargs)
         finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from torch.nn.parameter import UninitializedParameter
+
 from dsdoctor.numerics import engines
 from dsdoctor.numerics.detector import Detector, Mode
 from dsdoctor.numerics.hooks import Hook
@@ -43,14 +45,17 @@ def attach(
 
     Raises:
         TypeError: not an engine or module, or `nn.DataParallel` is in it.
-        ValueError: an unknown mode, or the model is watched already.
+        ValueError: an unknown mode, the model is watched already, or has lazy layers that no batch went through yet.
         OSError: `record` cannot be written.
     """
     if mode not in ("auto", "sentinel", "frames"):
         raise ValueError(f"mode is auto, sentinel or frames, not {mode!r}")
     if max_frames < 1:
         raise ValueError("max_frames counts the module calls to keep and is at least 1")
-    hooks = engines.user_model(engine_or_model)._forward_pre_hooks.values()
+    model = engines.user_model(engine_or_model)
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise ValueError("this model has lazy layers without weights yet: run one batch through it, then attach")
+    hooks = model._forward_pre_hooks.values()
     if any(isinstance(hook, Hook) and hook.live for hook in hooks):
         raise ValueError("this model has a detector already; detach that one first")
     return Detector(

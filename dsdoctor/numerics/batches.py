@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dsdoctor.numerics.hooks import guarded, recomputing
+from dsdoctor.numerics.hooks import guarded, recomputing, remove
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments."""
@@ -36,12 +36,14 @@ class Batches:
     """Hooks on the root module. Register it before the hooks of modules: its end of a batch then comes after theirs.
 
     `raw` holds the root's inputs as the script handed them over, before an engine's pre-hook casts them, while the
-    root's pre-hooks run; `running` tells whether the root's forward runs.
+    root's pre-hooks run; `running` tells whether the root's forward runs, `nested` how often it has called itself.
     """
 
     def __init__(self, root: nn.Module, host: BatchHost) -> None:
         self.raw: Call | None = None
         self.running = False
+        self.nested = 0
+        self._root = weakref.ref(root)
         self._host = host
         self._generation: weakref.ref[Any] | None = None
         self._called_directly: set[str] = set()
@@ -54,9 +56,7 @@ class Batches:
 
     def detach(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove(self._handles)
         self.raw = None
 
     def called_directly(self, name: str) -> bool:
@@ -71,13 +71,16 @@ class Batches:
         return begins
 
     def _arrive(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not recomputing():
+        if not recomputing() and not self._calls_itself():
             self.raw = (args, kwargs)
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if recomputing():
             return
-        self.running = True
+        if self._calls_itself():
+            self.nested += 1
+            return
+        self.running, self.nested = True, 0
         self._called_directly = {""}
         if not self._goes_on():
             self._host.batch_begins(training=torch.is_grad_enabled(), call=(args, kwargs))
@@ -85,8 +88,20 @@ class Batches:
     def _end(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if recomputing():
             return
+        if self.nested:
+            self.nested -= 1
+            return
         self.raw, self.running = None, False
         self._host.batch_ended(output, raised=output is None and sys.exc_info()[0] is not None)
+
+    def _calls_itself(self) -> bool:
+        """Whether this call of the root stands inside another one; a forward that was left by `sys.exit` has no end."""
+        root, calls = self._root(), 0
+        frame: FrameType | None = sys._getframe() if self.running else None
+        while frame is not None and calls < 2:
+            calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is root
+            frame = frame.f_back
+        return calls > 1
 
     def _goes_on(self) -> bool:
         """Whether this forward belongs to the same `generate()` as the one before."""

@@ -39,6 +39,10 @@ from dsdoctor.numerics.watches import Watches
 from dsdoctor.numerics.weights import WeightWatch
 from dsdoctor.numerics.wrapping import Around, Wrapped
 
+_COMPILED = (
+    'compiled code runs without the hooks that frame modules: attach with mode="sentinel", before the first compiled '
+    "call, or to the model as it is without torch.compile"
+)
 Mode = Literal["auto", "sentinel", "frames"]
 _PROBLEMS = 20
 """Failures of our own after which a detector falls silent."""
@@ -80,7 +84,7 @@ class Detector:
         self._mode = mode
         self._frames = FrameLog(max_frames)
         self._ledger = Ledger()
-        self._weights = WeightWatch({id(p): name for name, p in model.named_parameters()})
+        self._weights = WeightWatch()
         self._announcer = Announcer(out)
         self._publisher = Publisher(model, self._weights, self._announcer, on_first_bad, self.problem)
         self._second_look = SecondLook(model, self._weights, self.event, max_frames, replays=mode == "auto")
@@ -108,7 +112,10 @@ class Detector:
         self._watches.arrange_trace(0)
         if self._recording is not None:
             self._recording.follow(target)
+        self._framed = mode == "frames"
         self._attached = True
+        if self._framed and engines.has_compiled_parts(target):
+            self.warn(_COMPILED)
         self._at_exit = functools.partial(_detach, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -292,6 +299,9 @@ class Detector:
         forecast = self.headroom.forecast() if self.first_bad is None else None
         if forecast is not None:
             self.warn(forecast)
+        if self._framed and self._judge.gradients.seen and not self._frames.taken:
+            self.warn(_COMPILED)
+        self._framed = self._watches.forward is not None
         self._judge.gradients = Gradients()
         self._second_look.forget()
         self._frames.taken = 0

@@ -56,7 +56,6 @@ class DebugUnderflowOverflow:
         self._ledger = Ledger()
         self._done = False
         self._low_precision = any(p.dtype is torch.float16 for p in self.model.parameters())
-        names = {id(p): name for name, p in self.model.named_parameters()}
         self._batches = Batches(self.model, self)
         self._measured = MeasuredGradients(self._bad_gradient)
         self._gradients = GradientWatch(self._measured.look, self.problem)
@@ -67,7 +66,7 @@ class DebugUnderflowOverflow:
             self._ledger,
             self._frames,
             self._gradients,
-            WeightWatch(names),
+            WeightWatch(),
             inference=True,
         )
 

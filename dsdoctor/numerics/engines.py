@@ -63,6 +63,12 @@ def is_compiled(module: Any) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def has_compiled_parts(candidate: Any) -> bool:
+    """Whether torch.compile was asked for the model of an engine, the model itself or a part of it."""
+    model = candidate.module if is_engine(candidate) else candidate
+    return any(is_compiled(part) for part in model.modules())
+
+
 def takes_hooks(module: nn.Module) -> bool:
     """False for TorchScript modules, which are left alone."""
     return not isinstance(module, torch.jit.ScriptModule)

@@ -184,7 +184,7 @@ def _first_place(model: nn.Module, batch: Batch) -> str:
 
 def _keeper(gradients: dict[str, Tensor], label: str) -> Any:
     def keep(gradient: Tensor) -> None:
-        gradients[label] = gradient.detach()
+        gradients.setdefault(label, gradient.detach())  # that of the outermost call, where the root calls itself
 
     return keep
 

@@ -7,13 +7,14 @@ are the same to the bit.
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dsdoctor.numerics.stats import floats, measure
+from dsdoctor.numerics.stats import floats, has_values, measure
 
 _WORD = 8
 _COLUMNS = 61
@@ -39,7 +40,7 @@ def fingerprint(tensor: Tensor) -> Fingerprint | None:
         if values is not None and found is not None:
             return Fingerprint(found.low, found.high, _norm(values), digest(values))
         plain = tensor.detach()
-        if plain.layout is not torch.strided or plain.is_meta or plain.is_nested or not plain.numel():
+        if plain.layout is not torch.strided or not has_values(plain) or plain.is_nested or not plain.numel():
             return None
         if plain.dtype is torch.bool:
             found = measure(plain.view(torch.uint8))
@@ -64,4 +65,6 @@ def digest(values: Tensor) -> int:
     sums = octets[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0)
     rest = octets.new_zeros(_BLOCK)
     rest[: octets.numel() - whole] = octets[whole:]
-    return zlib.crc32((sums + rest.view(torch.int64)).cpu().numpy().tobytes())
+    total = sums + rest.view(torch.int64)
+    columns = total.tolist() if type(total) is Tensor else [int(one) for one in total.unbind()]  # subclasses have none
+    return zlib.crc32(struct.pack(f"<{_COLUMNS}q", *columns))

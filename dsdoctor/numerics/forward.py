@@ -27,7 +27,7 @@ from dsdoctor.numerics.engines import takes_hooks
 from dsdoctor.numerics.events import Event, Origin
 from dsdoctor.numerics.frames import Frame, FrameLog, Row
 from dsdoctor.numerics.gradients import GradientWatch
-from dsdoctor.numerics.hooks import guarded, recomputing
+from dsdoctor.numerics.hooks import guarded, recomputing, remove
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.replay import NotReplayable, RandomState, find_origin
 from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf
@@ -104,9 +104,7 @@ class ForwardWatch:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove(self._handles)
         self.reset()
 
     def reset(self) -> None:
@@ -224,7 +222,7 @@ class ForwardWatch:
         if self._counting:
             self._judge(call, args, kwargs, bad)
             self._note_made(leaves)
-        if module is self._root:
+        if module is self._root and not self._stack:
             self._root_ended(bad, output)
         self._host.frame_taken()
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsdoctor.numerics.hooks import RunEnded
+from dsdoctor.numerics.hooks import RunEnded, remove
 from dsdoctor.numerics.stats import Range, measure
 
 
@@ -96,9 +96,7 @@ class GradientWatch:
     def detach(self) -> None:
         """Remove the hooks on parameters; those on tensors of a living graph turn inert."""
         self._active = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove(self._handles)
         self._activations.clear()
 
     def _find(self, tensor: Tensor, path: str) -> Activation | None:

@@ -37,6 +37,10 @@ class Hook:
         """False for what became of it in a copy."""
         return self._function is not _nothing
 
+    def silence(self) -> None:
+        """Do nothing from here on: torch still calls a hook that is removed while its call is under way."""
+        self._function = _nothing
+
     def __call__(self, *args: Any) -> None:
         self._function(*args)
 
@@ -79,6 +83,17 @@ def second_run() -> Iterator[None]:
 def recomputing() -> bool:
     """Whether a backward pass runs now, so that a forward is the recomputation of activation checkpointing."""
     return torch._C._current_graph_task_id() != -1 and not _second_run.get()
+
+
+def remove(handles: list[Any]) -> None:
+    """Take hooks back, those that are about to be called too."""
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        hook = hooks.get(handle.id) if hooks is not None else None
+        if isinstance(hook, Hook):
+            hook.silence()
+        handle.remove()
+    handles.clear()
 
 
 def inert() -> Hook:

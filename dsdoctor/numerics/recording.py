@@ -7,6 +7,7 @@ where they are made, each tensor once. Nothing is kept but the place in the file
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ import dsdoctor
 from dsdoctor.numerics import engines, trees
 from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.fingerprint import fingerprint
-from dsdoctor.numerics.hooks import guarded, recomputing
+from dsdoctor.numerics.hooks import guarded, recomputing, remove
 from dsdoctor.numerics.numbers import MOST, NAME, Moment, Number, path_of
 
 
@@ -69,9 +70,7 @@ class Recording:
 
     def detach(self) -> None:
         """Remove every hook and close the file. A second call does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove(self._handles)
         self._engine = None
         if self._file is not None:
             self._file.close()
@@ -134,6 +133,7 @@ class Recording:
         """Write a tensor of the forward, unless it was written in this batch; whether it was not.
 
         Another tensor object with the same contents is none: ZeRO-3 hands on such in place of what a module returned.
+        Only contents that vary tell that; zeros and NaN are alike everywhere.
         """
         version = -1 if tensor.is_inference() else tensor._version
         known = self._seen.get(id(tensor))
@@ -148,7 +148,7 @@ class Recording:
         found = fingerprint(tensor) if self._file is not None and self._left > 0 else None
         if found is None:
             return False
-        if phase in ("input", "forward"):
+        if phase in ("input", "forward") and found.low < found.high < math.inf:
             contents = (found.digest, tensor.numel())
             if phase == "forward" and contents in self._contents:
                 return False

@@ -22,7 +22,7 @@ from dsdoctor.numerics.engines import is_compiled, takes_hooks
 from dsdoctor.numerics.forward import loss_labels
 from dsdoctor.numerics.gradients import Activation, GradientWatch, Weight
 from dsdoctor.numerics.headroom import Recorder
-from dsdoctor.numerics.hooks import guarded, recomputing
+from dsdoctor.numerics.hooks import guarded, recomputing, remove
 from dsdoctor.numerics.points import blocks
 from dsdoctor.numerics.readings import Note, Reading
 from dsdoctor.numerics.ring import LIMIT, Place, Rings
@@ -79,9 +79,7 @@ class Sentinel:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove(self._handles)
         if self._gradients is not None:
             self._gradients.detach()
         self._notes.clear()
@@ -110,7 +108,7 @@ class Sentinel:
         self._record(loss, "loss", "", "loss", loss=True)
 
     def _inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not self._training or recomputing():
+        if not self._training or recomputing() or self._batches.nested:
             return
         raw = dict(trees.arguments(*self._batches.raw)) if self._batches.raw is not None else {}
         for label, leaf in trees.arguments(args, kwargs):
@@ -141,7 +139,7 @@ class Sentinel:
         self._note_made(name, output)
 
     def _outputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        if self._training and not recomputing():
+        if self._training and not recomputing() and not self._batches.nested:
             self._heartbeat.root_ended()
             self._record_outputs("", output, loss_labels(output))
             self._note_made("", output)

@@ -60,6 +60,8 @@ def floats(tensor: Tensor) -> Tensor | None:
     DTensors give their local shard, sparse tensors their stored values, complex ones pairs of reals. Integers, bools,
     empty, meta and quantized tensors hold nothing that could be non-finite (or nothing at all).
     """
+    if not has_values(tensor):
+        return None
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
@@ -73,9 +75,14 @@ def floats(tensor: Tensor) -> Tensor | None:
         tensor = tensor.values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype not in BITS or tensor.numel() == 0 or tensor.is_meta:
+    if tensor.dtype not in BITS or tensor.numel() == 0:
         return None
     return tensor.resolve_neg()
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there is something to read: not on the meta device, nor inside a transformation of `torch.func`."""
+    return not (tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def measure(tensor: Tensor) -> Range | None:
@@ -142,7 +149,7 @@ def decoded(pattern: int, dtype: torch.dtype) -> float:
 
 def _integer_range(tensor: Tensor) -> Range | None:
     countable = tensor.dtype in _INTEGERS and tensor.layout is torch.strided
-    if not countable or tensor.is_meta or tensor.numel() == 0:
+    if not countable or not has_values(tensor) or tensor.numel() == 0:
         return None
     low, high = torch.aminmax(tensor.abs() if tensor.dtype.is_signed else tensor)
     return Range(float(low), float(high))

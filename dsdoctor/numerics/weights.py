@@ -20,8 +20,7 @@ class WeightWatch:
     `bad_at_start` names those that were not finite when `start` read them.
     """
 
-    def __init__(self, names: dict[int, str]) -> None:
-        self._names = names
+    def __init__(self) -> None:
         self._ranges: dict[int, tuple[weakref.ref[Tensor], int, Range | None]] = {}
         self._first: float | None = None
         self._largest = 0.0
@@ -49,15 +48,15 @@ class WeightWatch:
         self._first = self._largest if self._first is None else self._first
         self._ranges.clear()
         self._largest = 0.0
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             held = local_weights(parameter)
             found = measure(held) if held is not None else None
             if held is parameter:
                 self._ranges[id(parameter)] = (weakref.ref(parameter), parameter._version, found)
             self._grew(found)
             if found is not None and found.kind is not None and is_harmful(parameter):
-                module, _, name = self._names.get(id(parameter), "").rpartition(".")
-                yield module, name, found
+                module, _, label = name.rpartition(".")
+                yield module, label, found
 
     def growth(self) -> float | None:
         """How many times larger the largest weight is than in the first step, if that is an explosion, else None."""

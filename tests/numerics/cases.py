@@ -157,6 +157,11 @@ CASES: dict[str, Case] = {
         build=lambda: Net(Part(lambda x: torch.full_like(x, -INF) + x - torch.full_like(x, -INF))),
         expected={"step": 0, "phase": "forward", "module": "part", "kind": "nan", "op": "aten.sub"},
     ),
+    "lost-eps": Case(
+        build=lambda: Net(Part(lambda x: x / ((x * 0).abs() + 1e-8))),
+        precision="fp16",
+        expected={"step": 0, "phase": "forward", "module": "part", "kind": "inf", "op": "aten.div"},
+    ),
     "bad-input": Case(
         build=lambda: Net(nn.Tanh()),
         spoil=bad_batch,
@@ -202,7 +207,15 @@ CASES: dict[str, Case] = {
 
 
 def config(case: Case, stage: int) -> dict[str, Any]:
-    """The ds_config of a case. At stage 3 nothing stays gathered between uses."""
+    """The ds_config of a case."""
+    settings = config_for(stage, case.precision, lr=case.lr) | case.settings
+    if case.precision == "fp16":
+        settings["fp16"]["initial_scale_power"] = 4
+    return settings
+
+
+def config_for(stage: int, precision: str, *, lr: float) -> dict[str, Any]:
+    """A ds_config for small batches. At stage 3 nothing stays gathered between uses."""
     zero: dict[str, Any] = {"stage": stage}
     if stage == 3:
         zero |= dict.fromkeys(
@@ -210,12 +223,9 @@ def config(case: Case, stage: int) -> dict[str, Any]:
         ) | {"stage3_prefetch_bucket_size": 0}
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 4,
-        "optimizer": {"type": "AdamW", "params": {"lr": case.lr, "weight_decay": 0.0, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": lr, "weight_decay": 0.0, "torch_adam": True}},
         "zero_optimization": zero,
-        **case.settings,
     }
-    if case.precision != "fp32":
-        settings[case.precision] = {"enabled": True}
-    if case.precision == "fp16":
-        settings["fp16"]["initial_scale_power"] = 4
+    if precision != "fp32":
+        settings[precision] = {"enabled": True}
     return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -320,3 +321,84 @@ def test_nothing_of_a_run_lives_on_after_it(mode: Any) -> None:
     del net, engine, detector
     gc.collect()
     assert (model(), watching()) == (None, None)
+
+
+@MODES
+def test_a_root_that_calls_itself_is_one_batch(mode: Any) -> None:
+    class Tree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, depth: int = 3) -> Tensor:
+            out: Tensor = self(self.layer(x), depth - 1) if depth else x
+            return out
+
+    net = Tree()
+    engine, hits = TinyEngine(net), []
+    detector = attach(engine, mode=mode, on_first_bad=lambda found, *_: hits.append(found))
+    data = batches(3)
+    data[2][0, 0] = NAN
+    for batch in data:
+        engine.backward(engine(batch).sum())
+        engine.step()
+    assert detector.clock.batch == 2
+    checked(net, detector)
+    assert [(h.step, h.phase) for h in hits] == [(2, "input")]
+    assert detector.warnings == []
+
+
+@MODES
+def test_a_forward_that_was_left_by_sys_exit(mode: Any) -> None:
+    net = Net()
+    detector = attach(net, mode=mode)
+    handle = net.middle.register_forward_hook(lambda *_: sys.exit(1))
+    with pytest.raises(SystemExit):
+        net(batches(1)[0])
+    handle.remove()
+    for batch in batches(2):
+        net(batch).sum().backward()
+    assert detector.clock.batch == 2
+    checked(net, detector)
+
+
+@MODES
+def test_transformations_of_torch_func_and_swapped_weights(mode: Any) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    detector = attach(net, mode=mode, on_first_bad=lambda *_: None)
+    weights = {name: weight.detach() for name, weight in net.named_parameters()}
+    x = batches(1)[0]
+
+    def loss(given: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net, given, (x,)).sum()
+
+    torch.func.grad(loss)(weights)
+    torch.func.vmap(lambda row: torch.func.functional_call(net, weights, (row,)))(x)
+    checked(net, detector)
+    assert detector.first_bad is None
+
+
+@MODES
+def test_lazy_layers_are_refused_before_a_hook_is_set(mode: Any) -> None:
+    net = nn.Sequential(nn.LazyLinear(8))
+    with pytest.raises(ValueError, match="lazy layers"):
+        attach(net, mode=mode)
+    assert left_behind(net) == []
+    net(batches(1)[0])
+    checked(net, attach(net, mode=mode))
+
+
+def test_frames_of_compiled_code_are_warned_of() -> None:
+    torch._dynamo.reset()
+    before = torch.compile(Net(), backend="eager")
+    with attach(before, mode="frames") as detector:
+        assert len(detector.warnings) == 1
+    net = Net()
+    engine = TinyEngine(net)
+    with attach(engine, mode="frames") as detector:
+        net.compile(backend="eager")
+        for batch in batches(2):
+            engine.backward(engine(batch).sum())
+            engine.step()
+    assert len(detector.warnings) == 1
+    assert detector.warnings[0].startswith("compiled code runs without the hooks")

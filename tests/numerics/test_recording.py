@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from dsdoctor.numerics import attach, recording
@@ -123,6 +124,27 @@ def test_odd_tensors(tmp_path: Path, name: str) -> None:
     detector.detach()
     assert detector.problems == []
     assert any(n.tensor == "weight.grad" for n in numbers(tmp_path).values)
+
+
+class Wrapped(Tensor):
+    """A tensor that holds another one and has no storage of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = tree_map(lambda x: x.inner if isinstance(x, Wrapped) else x, (args, kwargs or {}))
+        return tree_map(lambda x: Wrapped(x) if isinstance(x, Tensor) else x, func(*plain[0], **plain[1]))
+
+
+def test_a_subclass_without_storage_has_the_digest_of_what_it_holds() -> None:
+    values = torch.randn(30, 30)
+    assert fingerprint(Wrapped(values)) == fingerprint(values)
 
 
 def test_it_stops_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
