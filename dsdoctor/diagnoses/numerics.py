@@ -40,7 +40,7 @@ class NanLoss(Diagnosis):
         health = judge(run) if run is not None else Health()
         if run is not None and health.trouble == "non-finite":
             proof = (Evidence(source=run.leg, rank=health.rank, step=health.step, text=health.why),)
-            yield self._found(case, f"{health.why}", proof, 0.85)
+            yield self._found(case, health.why, proof, 0.85 if case.first_bad is None else 0.9)
             return
         bad = case.first_bad
         if run is None and bad is not None and bad.cause != "not-reproducible":
@@ -103,9 +103,9 @@ class LossZeroIsNan(Diagnosis):
     What proves it: the loss is exactly 0.0 from one step on, and the gradient norm is nan, exactly 0 or frozen there.
 
     When it could be wrong: a task that is really learned by heart ends at exactly 0 as well, in 16 bits or after
-    rounding; where the losses before were next to nothing already and the norm is too, nothing is said. Labels that are
-    all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss and a norm of
-    exactly 0; lines that show rewards are left out.
+    rounding; where the losses before were next to nothing already, or the norm is small and not 0, nothing is said.
+    Labels that are all masked give 0 too in some models, or nan. In reinforcement learning equal rewards give a loss
+    and a norm of exactly 0; lines that show rewards are left out.
 
     What to do: `TrainingArguments(logging_nan_inf_filter=False)` shows the real loss; then
     `dsdoctor nan DS_CONFIG TRAIN.py` finds the first non-finite module.
@@ -125,7 +125,7 @@ class LossZeroIsNan(Diagnosis):
         odd = log_numbers.odd_norms(norms, zeros[0])
         if loss is None or norms is None or odd is None or (odd == "0" and _rewarded(zeros[0].evidence)):
             return
-        if log_numbers.small_norms(norms, zeros[0]) and log_numbers.came_down(loss, zeros[0]):
+        if log_numbers.small_norms(norms, zeros[0]) and (odd != "0" or log_numbers.came_down(loss, zeros[0])):
             return
         where = f" from step {zeros[0].step:g} on" if zeros[0].step is not None else ""
         yield self.finding(

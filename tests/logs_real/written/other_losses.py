@@ -68,9 +68,12 @@ CASES = (
     WrittenLog(
         name="learned-by-heart-with-rounding",
         text=log(
-            trainer([*falling(20, 0.5, 0.0), 0.003, 0.002, 0.001, *[0.0] * 20], norms=[*[0.4] * 20, *[0.001] * 23])
+            trainer([*falling(20, 0.5, 0.1), 0.003, 0.002, 0.001, *[0.0] * 20], norms=[*[0.4] * 20, *[0.001] * 23])
         ),
         primary=None,
+    ),
+    WrittenLog(
+        name="learned-by-heart-before-the-excerpt", text=log(trainer([0.0] * 20, norms=[0.001] * 20)), primary=None
     ),
     WrittenLog(
         name="advice-on-nan",
