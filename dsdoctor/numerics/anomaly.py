@@ -74,7 +74,7 @@ def _named(node: Any) -> Culprit | None:
     lines = [line for text in node.metadata.get("traceback_", ()) for line in _LINE.finditer(text)]
     own = [line for line in lines if not line["file"].startswith((*NOT_THE_PROGRAM, "<"))]
     place = f"{own[-1]['file']}:{own[-1]['line']}: {own[-1]['text'].strip()}" if own else None
-    return f"aten.{_snake(match['name'])}", place
+    return f"aten.{_aten(match['name'])}", place
 
 
 def _of_the_programs_own(node: Any, given: tuple[Tensor | None, ...]) -> Culprit | None:
@@ -93,6 +93,7 @@ def _bad(gradient: Tensor | None) -> bool:
     return seen is not None and seen.kind is not None
 
 
-def _snake(name: str) -> str:
-    """`sqrt` for Sqrt, `native_layer_norm` for NativeLayerNorm."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+def _aten(name: str) -> str:
+    """`native_layer_norm` for NativeLayerNorm; nodes drop the underscore at the front of `_to_copy`."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    return name if hasattr(torch.ops.aten, name) or not hasattr(torch.ops.aten, f"_{name}") else f"_{name}"

@@ -78,6 +78,13 @@ def test_the_derivative_between_model_and_loss_is_named() -> None:
     assert ".sqrt().mean()" in (found.line or "")
 
 
+def test_a_derivative_is_named_as_torch_names_the_operation() -> None:
+    """The gradient of 1e5 is finite in float32, and no float16 once the cast in front of the loss hands it back."""
+    net = Net().half()
+    _, hits = train(TinyEngine(net), [b.half() for b in batches(1)], lambda out: out.float().sum() * 1e5)
+    assert (hits[0][0].phase, hits[0][0].op, hits[0][0].kind) == ("backward", "aten._to_copy", "inf")
+
+
 def test_a_derivative_inside_the_model_is_not_charged_to_the_loss() -> None:
     class Length(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
