@@ -8,10 +8,13 @@ lock leaves no room for it, and then there is no answer. Imports no torch; the s
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from dsdoctor.runs.attendance import STACK_REQUEST
@@ -22,9 +25,33 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Of gloo and of NCCL; which of them there are depends on the build and release of torch."""
 
 
-def recording() -> dict[str, str]:
-    """Variables that make torch record, in a number that holds the last steps; newer and older name of one thing."""
-    return dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000")
+_HEADER = Path("include", "torch", "csrc", "distributed", "c10d", "FlightRecorder.hpp")
+_NAMES = re.compile(r"max_entries_\s*=\s*getCvarInt\(\s*\{([^}]*)\}")
+_OLD_NAME = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+_ENTRIES = "2000"
+"""Collectives that are kept, enough for the last steps."""
+
+
+def recording(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variable that makes torch record, where `given` does not set it already.
+
+    Its name changed over the releases, and torch prints a warning for an older one: the installed torch's own header
+    says which one it reads first.
+    """
+    names = _variables()
+    return {} if any(name in given for name in names) else {names[0]: _ENTRIES}
+
+
+@cache
+def _variables() -> tuple[str, ...]:
+    """All names that the installed torch knows for it, the newest first. Does not import torch."""
+    torch = importlib.util.find_spec("torch")
+    for place in (torch.submodule_search_locations if torch is not None else None) or ():
+        with contextlib.suppress(OSError):
+            found = _NAMES.search((Path(place) / _HEADER).read_text(encoding="utf-8"))
+            if found is not None and (names := re.findall(r'"(\w+)"', found[1])):
+                return tuple(names)
+    return (_OLD_NAME,)
 
 
 class FlightRecorder:

@@ -141,7 +141,7 @@ def environment(plan: LaunchPlan, folder: Path, base: Mapping[str, str] = os.env
     """
     env = {name: value for name, value in base.items() if not _OF_AN_OUTER_LAUNCHER.fullmatch(name)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, int(_usable_cores()) // plan.nproc)))
-    env = {**recording(), **env}
+    env |= recording(env)
     env.update(tracker_variables(folder, base))
     env.update({RUN_MARKER: str(folder), "PYTHONUNBUFFERED": "1"})
     if plan.device == "cpu":

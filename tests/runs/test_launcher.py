@@ -96,6 +96,7 @@ def test_environment_keeps_what_the_user_set() -> None:
     env = environment(LaunchPlan(nproc=2), FOLDER, base)
 
     assert base.items() <= env.items()
+    assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env, "another name of what the user set"
     assert "NCCL_DEBUG" not in environment(LaunchPlan(nproc=2), FOLDER, {})
 
 
