@@ -45,10 +45,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("second", metavar="TRAIN.py")
     parser.add_argument("third", nargs="?", help=argparse.SUPPRESS)
     group = parser.add_argument_group("the detector")
-    group.add_argument("--trace-batches", type=_numbers, default=(), metavar="A,B", help="print these batches in full")
-    group.add_argument("--stop-after-batch", type=int, metavar="N", help="the last batch to run (from 0)")
+    group.add_argument("--trace-batches", type=_batches, default=(), metavar="A,B", help="print these batches in full")
+    group.add_argument("--stop-after-batch", type=_batch, metavar="N", help="the last batch to run (from 0)")
     group.add_argument(
-        "--batches", type=_numbers, default=(), metavar="I,J", help="for `compare`: two batches of a run"
+        "--batches", type=_batches, default=(), metavar="I,J", help="for `compare`: two batches of a run"
     )
     group.add_argument("--html", metavar="FILE", help="report with a map of the largest values by module and step")
     add_run_options(parser)
@@ -64,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _selftest(arguments, words[1:])
     if words[0] == "compare":
         return compared(words[1:], arguments.batches, as_json=arguments.json)
+    if arguments.batches:
+        raise CannotWork(
+            "--batches belongs to nan compare; the batches of a run that is to be printed: --trace-batches"
+        )
     _take(arguments, words)
     order = NumericsOrder(
         trace_batches=arguments.trace_batches, stop_after_batch=arguments.stop_after_batch, record=True
@@ -155,6 +159,13 @@ def _page(path: str | None) -> Callable[[Triage], Triage]:
     return write
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _batch(text: str) -> int:
+    """The number of a batch, for argparse."""
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number of a batch: they count from 0")
+    return int(text)
+
+
+def _batches(text: str) -> tuple[int, ...]:
     """Batches as `1,3`, for argparse."""
-    return tuple(int(word) for word in text.split(",") if word.strip())
+    return tuple(map(_batch, text.split(",")))
