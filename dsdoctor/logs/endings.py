@@ -18,12 +18,14 @@ class Endings:
     """Collects them; `progress` is that of the same story."""
 
     progress: Progress
-    _exits: dict[tuple[int | None, int], _Exited] = field(default_factory=dict)
+    _exits: dict[tuple[int | None, int, int], _Exited] = field(default_factory=dict)
+    """By rank, code and attempt."""
     _raised: list[_Candidate] = field(default_factory=list)
 
     def exit(self, exit: ProcessExit) -> None:
         """A launcher reports the end of a process; repeats are not kept."""
-        key, reached = (exit.rank, exit.code), self.progress.reached(exit.evidence.source)
+        source = exit.evidence.source
+        key, reached = (exit.rank, exit.code, self.progress.attempt(source)), self.progress.reached(source)
         if len(self._exits) < MAX_EXITS or key in self._exits:
             self._exits.setdefault(key, _Exited(exit, reached)).reached = reached
 

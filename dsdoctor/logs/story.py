@@ -123,6 +123,7 @@ class Story:
         if kind == "finished":
             self.progress.ended(place.source, place.line, order, work="exits successfully" not in place.text)
         key: tuple[object, ...] = (kind, place.source, place.rank, tuple(sorted(fields.items())))
+        key += (self.progress.attempt(place.source),) if kind in ENDS else ()
         known = self._events.get(key)
         if known is not None:
             known.count += 1

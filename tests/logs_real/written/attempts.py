@@ -43,7 +43,17 @@ def late_banner_of_a_node() -> str:
     return behind("node1: ", log(launched(), OWN)) + behind("node2: ", log(launched(), lost, stopped(1)))
 
 
+def killed(pid: int) -> list[str]:
+    return [*launched(), *trainer(falling(20)), f"run.sh: line 3: {pid} Killed                  deepspeed train.py"]
+
+
 CASES = (
+    WrittenLog(
+        name="killed-in-both-attempts",
+        text=log(killed(991), killed(1442)),
+        primary="memory/host-oom-kill",
+        line="1442 Killed",
+    ),
     WrittenLog(
         name="resumed-and-failed-otherwise",
         text=failed_twice(MEMORY, OWN, steps=40, begins=21, more=15),
