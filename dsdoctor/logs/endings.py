@@ -65,7 +65,7 @@ class Endings:
         later = self.progress.shown - candidate.shown
         reached = self.progress.reached(candidate.failure.source)
         passed = candidate.passed if reached <= candidate.reached else later
-        return passed >= THAT_CLEARS
+        return passed >= THAT_CLEARS or self.progress.replaced(candidate.failure.source)
 
     def _worked_on(self, candidate: _Candidate, finished: int) -> bool:
         """True if the work was done after that exception, which may have been read as a whole only later."""

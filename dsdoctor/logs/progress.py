@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
+_ATTEMPT = re.compile(r"(?P<job>.*[/\\])attempt_(?P<number>\d+)[/\\]")
+"""The folder in which torchrun keeps the logs of one attempt."""
 THAT_CLEARS = 3
 """Steps done after an exception, or another end, from which on it had not ended the job."""
 
@@ -80,7 +83,15 @@ class Progress:
         A few steps are enough where the end of the work follows them.
         """
         more = self.reached(source) - reached
-        return more >= THAT_CLEARS or (more > 0 and self.finished_after(source, line))
+        return self.replaced(source) or more >= THAT_CLEARS or (more > 0 and self.finished_after(source, line))
+
+    def replaced(self, source: str) -> bool:
+        """True if torchrun started the ranks again, and the logs of a later attempt show that they train."""
+        mine = _ATTEMPT.match(source)
+        others = (_ATTEMPT.match(name) for name, steps in self._reached.items() if steps >= THAT_CLEARS)
+        return mine is not None and any(
+            other["job"] == mine["job"] and int(other["number"]) > int(mine["number"]) for other in others if other
+        )
 
     def finished_after(self, source: str, line: int | None) -> bool:
         """True if that source says below that line that the work is done."""

@@ -43,3 +43,30 @@ def test_nodes_that_were_started_for_different_sizes(tmp_path):
         "torch.distributed.DistStoreError", "Timed out after 601 seconds waiting for clients. 8/16 clients joined."
     )
     assert primary(tmp_path, node1=log(f"{line}16", waited), node2=log(f"{line}8")) == "launch/world-size-mismatch"
+
+
+def attempts(folder, *later):
+    """torchrun's folder: rank 1 ran out of memory, rank 0 lost it, and the ranks were started again."""
+    lost = traceback("RuntimeError", "Connection closed by peer [10.0.0.3]:2049", BARRIER)
+    memory = traceback("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.")
+    first = [log(trainer(falling(20)), lost), log(trainer(falling(20)), memory)]
+    for number, texts in enumerate((first, later)):
+        for rank, text in enumerate(texts):
+            path = folder / "run_x" / f"attempt_{number}" / str(rank) / "stderr.log"
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+    findings = analyze_log(folder).findings
+    return findings[0].id if findings else None
+
+
+def test_an_attempt_that_trains_replaces_the_one_before(tmp_path):
+    going_on = log(trainer(falling(9), first=21))
+    assert attempts(tmp_path / "a", going_on, going_on) is None
+    otherwise = log(
+        trainer(falling(9), first=21), traceback("KeyError", "'label'", ("data.py", 3, "load", "row['label']"))
+    )
+    assert attempts(tmp_path / "b", going_on, otherwise) == "launch/user-exception"
+
+
+def test_an_attempt_that_shows_no_step_replaces_none(tmp_path):
+    assert attempts(tmp_path, "Loading weights\n", "Loading weights\n").startswith("memory/gpu-oom")
