@@ -63,7 +63,8 @@ class Progress:
         before = self._starts.get(source)
         if self.reached(source) <= (before.done if before is not None else 0):
             return False
-        self._starts[source] = _Start(line, self.reached(source), self.steps_seen)
+        done = self.finished_after(source, before.line if before is not None else 0)
+        self._starts[source] = _Start(line, self.reached(source), self.steps_seen, done)
         if len(self._reached) == 1:
             self.step, self.first_step, self.steps_seen = None, None, 0
         return True
@@ -100,10 +101,11 @@ class Progress:
     def begins(self) -> int:
         """The line from which on the only source tells of the attempt that counts.
 
-        That is the last one, if it came as far as the one before, or did its work; else all of them count.
+        That is the last one, if it came as far as the one before, or did its work; else all of them count. One that
+        had done its work counts too: what follows is another job.
         """
         start = next(iter(self._starts.values()), None)
-        if start is None or len(self._reached) > 1:
+        if start is None or start.after_work or len(self._reached) > 1:
             return 0
         source = next(iter(self._starts))
         further = self.steps_seen >= start.steps or self.finished_after(source, start.line)
@@ -117,11 +119,12 @@ class Progress:
 
 @dataclass
 class _Start:
-    """A new start: its line, the steps of its source before it, and their highest number."""
+    """A new start: its line, the steps of its source before it, their highest number, and whether that was all."""
 
     line: int
     done: int
     steps: int
+    after_work: bool
     _origin: int | None = None
 
     def reached(self, step: int) -> int:

@@ -15,6 +15,7 @@ from tests.logs_real.written.parts import (
     trainer,
 )
 
+END = "{'train_runtime': 812.4, 'train_samples_per_second': 12.1, 'train_loss': 1.61, 'epoch': 1.0}"
 STEP = (f"{SITE}/transformers/trainer.py", 2388, "_inner_training_loop", "tr_loss_step = self.training_step(model)")
 MEMORY = traceback("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", STEP)
 OWN = traceback("KeyError", "'prompt'", ("data.py", 3, "load", "row['prompt']"))
@@ -82,6 +83,12 @@ CASES = (
             finished(),
         ),
         primary=None,
+    ),
+    WrittenLog(
+        name="nan-to-the-end-then-another-job",
+        text=log([OMP, *trainer(NAN), END, OMP, *trainer(falling(60)), END]),
+        primary="numerics/nan-loss",
+        line="nan",
     ),
     WrittenLog(
         name="nan-then-not-there-again",
