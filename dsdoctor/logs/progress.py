@@ -60,11 +60,15 @@ class Progress:
 
     def started(self, source: str, line: int) -> bool:
         """A launcher starts the ranks there. True if they had trained before, so that this is another attempt."""
-        before = self._starts.get(source)
-        if self.reached(source) <= (before.done if before is not None else 0):
+        before = self._starts.get(source) or _Start(0, 0, 0, False)
+        if self.reached(source) <= before.done:
             return False
-        done = self.finished_after(source, before.line if before is not None else 0)
-        self._starts[source] = _Start(line, self.reached(source), self.steps_seen, done)
+        self._starts[source] = _Start(
+            line,
+            self.reached(source),
+            max(self.steps_seen, before.steps),
+            before.after_work or self.finished_after(source, before.line),
+        )
         if len(self._reached) == 1:
             self.step, self.first_step, self.steps_seen = None, None, 0
         return True
@@ -119,7 +123,9 @@ class Progress:
 
 @dataclass
 class _Start:
-    """A new start: its line, the steps of its source before it, their highest number, and whether that was all."""
+    """A new start: its line, the steps of its source before it, their highest number, and whether a job had done
+    its work with them.
+    """
 
     line: int
     done: int

@@ -97,6 +97,12 @@ CASES = (
         line="nan",
     ),
     WrittenLog(
+        name="nan-then-twice-not-there-again",
+        text=log([OMP, *trainer(NAN), OMP, *trainer(falling(5)), OMP, *trainer(falling(9))]),
+        primary="numerics/nan-loss",
+        line="nan",
+    ),
+    WrittenLog(
         name="collapse-then-well",
         text=log(["fp16=True", *launched(), *collapsed(), *launched(), *trainer(falling(60)), *finished()]),
         primary=None,
