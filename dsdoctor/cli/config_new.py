@@ -10,33 +10,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsdoctor.cli.errors import CannotWork
-from dsdoctor.cli.options import byte_size, count, positive
+from dsdoctor.cli.options import count
 from dsdoctor.units import size
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("writing a new file")
-    group.add_argument("--new", action="store_true", help="write DS_CONFIG; what is not given is asked for")
+    group.add_argument(
+        "--new", action="store_true", help="write DS_CONFIG for --gpu and --host; what is not given is asked for"
+    )
     group.add_argument("--params", type=count, metavar="N", help="the model's parameters: 7e9, 7B, 350M")
-    group.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one host")
-    group.add_argument("--gpu-memory", type=byte_size, metavar="SIZE", help="of one GPU: 80GiB, 24GB")
-    group.add_argument("--host-memory", type=byte_size, metavar="SIZE", help="free for the job (default: what is here)")
     group.add_argument("--precision", choices=("bf16", "fp16"), help="default: bf16")
     group.add_argument("--hf", action="store_true", help='for Hugging Face\'s Trainer: "auto" where it fills in')
 
 
 def run(arguments: argparse.Namespace) -> int:
     from dsdoctor.dsconfig.template import NothingFits, Wish, fitting
+    from dsdoctor.machine import described
 
     target = Path(arguments.config)
     if target.exists():
         raise CannotWork(f"{target} exists already, and --new overwrites nothing")
     _complete(arguments)
+    try:
+        devices = described.gpus(arguments.gpu)
+        host = described.size(arguments.host) if arguments.host else None
+    except described.NotUnderstood as error:
+        raise CannotWork(str(error)) from None
     wish = Wish(
         parameters=arguments.params,
-        gpus=arguments.gpus,
-        gpu_bytes=arguments.gpu_memory,
-        host_bytes=arguments.host_memory or _host_memory(),
+        gpus=len(devices),
+        gpu_bytes=devices[0].total_bytes or 0,
+        host_bytes=host or _host_memory(),
         precision=arguments.precision or "bf16",
         hugging_face=arguments.hf,
     )
@@ -64,11 +69,11 @@ class _Question(NamedTuple):
 
 def _complete(arguments: argparse.Namespace) -> None:
     """Fill in the options that were not given: asked for on a terminal. Raises CannotWork elsewhere."""
-    needed = [name for name in ("params", "gpus", "gpu_memory") if getattr(arguments, name) is None]
+    needed = [name for name in ("params", "gpu") if getattr(arguments, name) is None]
     if not needed:
         return
     if arguments.json or not sys.stdin.isatty():
-        raise CannotWork("--new needs " + ", ".join(f"--{name.replace('_', '-')}" for name in needed))
+        raise CannotWork("--new needs " + ", ".join(f"--{name}" for name in needed))
     for question in _questions():
         if getattr(arguments, question.option) in (None, False):
             setattr(arguments, question.option, _answer(question))
@@ -87,8 +92,8 @@ def _questions() -> Iterator[_Question]:
     memory = min((device.total_bytes or 0 for device in devices), default=0)
     old = any(device.capability is not None and device.capability < (8, 0) for device in devices)
     yield _Question("params", "parameters of the model (7B, 350M)", count)
-    yield _Question("gpus", "GPUs of the host", positive, str(len(devices) or ""))
-    yield _Question("gpu_memory", "memory of one GPU (80GiB, 24GB)", byte_size, f"{memory >> 20}MiB" if memory else "")
+    here = f"{len(devices)}x{memory >> 20}MiB" if memory else ""
+    yield _Question("gpu", "GPUs of the host (8x80GiB, 4xA100-80G)", _gpus, here)
     yield _Question("precision", "precision: bf16 (Ampere and newer) or fp16", _precision, "fp16" if old else "bf16")
     yield _Question("hf", "for Hugging Face's Trainer or Accelerate (y/n)", _yes, "n")
 
@@ -105,6 +110,14 @@ def _answer(question: _Question) -> Any:
             return question.read(line.strip() or question.default)
         except (ValueError, argparse.ArgumentTypeError):
             print(f"  not understood: {line.strip() or 'nothing'}", file=sys.stderr)
+
+
+def _gpus(text: str) -> str:
+    """The text itself, once it can be understood."""
+    from dsdoctor.machine import described
+
+    described.gpus(text)
+    return text
 
 
 def _precision(text: str) -> str:
@@ -125,8 +138,8 @@ def _host_memory() -> int:
 
     available = gather([("memory", memory), ("control group", control_group)]).host_available
     if available is None:
-        raise CannotWork("the host's free memory is not known here; give --host-memory")
-    print(f"dsdoctor: the host is taken to be this one, with {size(available)} free (--host-memory)", file=sys.stderr)
+        raise CannotWork("the host's free memory is not known here; give --host")
+    print(f"dsdoctor: the host is taken to be this one, with {size(available)} free (--host)", file=sys.stderr)
     return available
 
 

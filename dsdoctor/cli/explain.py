@@ -27,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     catalogue = by_id()
     if arguments.id is not None and arguments.id not in catalogue:
         near = difflib.get_close_matches(arguments.id, catalogue, n=1, cutoff=0.5)
-        raise CannotWork(f"no such diagnosis: {arguments.id}" + (f" (did you mean {near[0]}?)" if near else ""))
+        hint = f"did you mean {near[0]}?" if near else "`dsdoctor explain` lists them"
+        raise CannotWork(f"no such diagnosis: {arguments.id} ({hint})")
     chosen = [catalogue[arguments.id]] if arguments.id else list(catalogue.values())
     if arguments.json:
         from dsdoctor.report.document import document, dumps

@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from dsdoctor.cli.errors import CannotWork
@@ -53,23 +52,11 @@ def positive(text: str) -> int:
 
 def count(text: str) -> int:
     """A number of things with a suffix: `7B`, `350M`, `1.5e9`; for argparse."""
-    return _scaled(text, {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12})
-
-
-def byte_size(text: str) -> int:
-    """A number of bytes: `80GiB`, `24GB`, `1TiB`; for argparse."""
-    units = {
-        f"{letter}{i}b": base ** (n + 1) for n, letter in enumerate("kmgt") for i, base in (("i", 1024), ("", 1000))
-    }
-    return _scaled(text, units | {"b": 1})
-
-
-def _scaled(text: str, units: Mapping[str, int]) -> int:
-    match = re.fullmatch(r"\s*([\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = units.get(match.group(2).lower(), 1 if not match.group(2) else 0) if match else 0
-    value = float(match.group(1)) * unit if match and unit else 0.0
+    units = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-z]?)\s*", text)
+    value = float(match.group(1)) * units.get(match.group(2).lower(), 0) if match else 0.0
     if not 1 <= value < 1e18:
-        raise argparse.ArgumentTypeError(f"{text} is no number above 0 with one of the units {', '.join(units)}")
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0, with k, M, B or T behind it or nothing")
     return int(value)
 
 

@@ -128,24 +128,26 @@ def test_yaml_by_mistake(folder, capsys):
 
 def test_new_fits_and_is_clean(folder, capsys):
     for name, words in (("a.json", ()), ("b.json", ("--hf",)), ("c.json", ("--precision", "fp16"))):
-        sizes = ("--params", "7B", "--gpus", "8", "--gpu-memory", "24GiB", "--host-memory", "600GiB")
+        sizes = ("--params", "7B", "--gpu", "8x24GiB", "--host", "600GiB")
         assert call(capsys, name, "--new", *sizes, *words)[0] == 0
         assert json.loads((folder / name).read_text())["zero_optimization"]["stage"] >= 1
         framework = ("--hf-args=--bf16",) if "--hf" in words else ()
         assert call(capsys, name, *framework)[0] == 0
     assert main(["config", "a.json", "--new", *sizes]) == 2
     assert main(["config", "d.json", "--new", "--params", "7B"]) == 2
+    assert main(["config", "d.json", "--new", "--params", "7B", "--gpu", "many", "--host", "600GiB"]) == 2
     assert main(["config", "e.json", "--new", "--params", "9T", *sizes[2:]]) == 2
     assert not (folder / "e.json").exists()
 
 
 def test_new_asks_on_a_terminal_for_what_is_missing(folder, capsys, monkeypatch):
-    answers = io.StringIO("seven\n7B\n8\n24GiB\n\ny\n")
+    answers = io.StringIO("seven\n7B\n8x\n8x24GiB\n\ny\n")
     answers.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", answers)
-    assert main(["config", "asked.json", "--new", "--host-memory", "600GiB"]) == 0
+    assert main(["config", "asked.json", "--new", "--host", "600GiB"]) == 0
     said = capsys.readouterr()
     assert "not understood: seven" in said.err
+    assert "not understood: 8x" in said.err
     assert "precision" in said.err
     written = json.loads((folder / "asked.json").read_text())
     assert written["bf16"] == {"enabled": "auto"}

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from dsdoctor.cli.errors import CannotWork
-from dsdoctor.cli.options import duration, numbered_folder, positive
+from dsdoctor.cli.options import count, duration, numbered_folder, positive
 
 
 def test_each_call_gets_a_new_numbered_folder(tmp_path):
@@ -35,3 +35,16 @@ def test_ranks_and_steps_are_whole_and_above_zero(text):
 def test_durations_are_finite_and_above_zero(text):
     with pytest.raises((argparse.ArgumentTypeError, ValueError)):
         duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("7B", 7 * 10**9), ("350m", 350 * 10**6), ("1.5e9", 1_500_000_000), ("12", 12)]
+)
+def test_numbers_with_a_letter(text, number):
+    assert count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "B", "7Q", "7GB", "0", "-7B", "1e30", "1.2.3M", "nan"])
+def test_what_is_no_number(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        count(text)
