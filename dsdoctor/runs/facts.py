@@ -171,7 +171,7 @@ class RankRun:
     quiet: float | None = None
     """Seconds for which it had written nothing, to its trace or as output, when a time limit ended the run."""
     printed: str = ""
-    """The last line that it printed by then, or its last lines on stdout where it ended itself with an error code."""
+    """The last line that it printed by then, or its last lines where it ended itself with an error code."""
     collectives: tuple[Collective, ...] = ()
     """The last ones that it called, in their order, where it was asked for them."""
     misuse: tuple[Misuse, ...] = ()

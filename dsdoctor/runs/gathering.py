@@ -21,9 +21,9 @@ from dsdoctor.runs.spec import RunSpec
 from dsdoctor.runs.trace import RankTrace, read_trace
 
 _SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
-_WARNING = re.compile(r"^\s|^\[[WI]\d{4} |warning", re.IGNORECASE)
+_WARNING = re.compile(r"^\s|\[[WI]\d{4} |warning", re.IGNORECASE)
 """A line of stderr that only warns: of C++ (`[W1130 ...`), or Python's, of which the second line is indented."""
-_SAID_LINES = 3
+_SAID_LINES, _LOOKED_AT = 3, 20
 _TAIL_LINES = 5
 _TAIL_BYTES = 1 << 16
 
@@ -139,22 +139,25 @@ def _last_words(folder: Path) -> str:
 
 
 def _last_line(folder: Path, rank: RankRun | None) -> str:
-    """What the rank said last: argparse and `sys.exit("...")` do so on stderr, others print.
-
-    Warnings, which come with most runs, are no last words.
-    """
+    """What the rank said last: argparse, `sys.exit("...")` and loggers do so on stderr, others print."""
     if rank is None:
         return ""
-    errors = tail(folder / f"stderr-rank{rank.rank}.txt", lines=1)
-    said = [] if not errors or _WARNING.search(errors) else [errors]
-    return "; ".join(dict.fromkeys([*said, *rank.printed.splitlines()[-1:]]))
+    said = (*_said(folder, "stderr", rank.rank)[-1:], *_said(folder, "stdout", rank.rank)[-1:])
+    return "; ".join(dict.fromkeys(said))
 
 
 def _printed(folder: Path, rank: RankRun) -> str:
     if rank.quiet is not None:
         return _printed_last(folder, rank.rank)
-    ended_itself = rank.exit_code not in (None, 0) and rank.failure is None
-    return tail(folder / f"stdout-rank{rank.rank}.txt", lines=_SAID_LINES) if ended_itself else ""
+    if rank.exit_code in (None, 0) or rank.failure is not None:
+        return ""
+    return "\n".join((*_said(folder, "stderr", rank.rank), *_said(folder, "stdout", rank.rank)))
+
+
+def _said(folder: Path, stream: str, rank: int) -> list[str]:
+    """The last lines of a stream that are no warnings, which come with most runs."""
+    lines = tail(folder / f"{stream}-rank{rank}.txt", lines=_LOOKED_AT).splitlines()
+    return [line for line in lines if not _WARNING.search(line)][-_SAID_LINES:]
 
 
 def _printed_last(folder: Path, rank: int) -> str:

@@ -104,7 +104,7 @@ def test_rank_that_dies_by_a_signal_is_killed_and_its_peer_a_victim(
     ("todo", "code", "words"),
     [
         ("exit-3", 3, "; it printed last: train.py: error: no such option: --lr"),
-        ("exit-for-its-loss", 1, "; it printed last: {'loss': nan}"),
+        ("exit-for-its-loss", 1, "; it printed last: ERROR:root:giving up; {'loss': nan}"),
         ("exit-in-silence", 4, ""),
     ],
 )
@@ -118,7 +118,8 @@ def test_exit_with_a_code_is_no_exception(run_ranks: RunRanks, todo: str, code: 
 def test_what_a_rank_printed_before_it_ended_itself_is_kept(run_ranks: RunRanks) -> None:
     run = run_ranks("exit-for-its-loss", "hang")
 
-    assert run.ranks[0].printed.splitlines() == ["Loss is nan, stopping training", "{'loss': nan}"]
+    last = ["ERROR:root:giving up", "Loss is nan, stopping training", "{'loss': nan}"]
+    assert run.ranks[0].printed.splitlines() == last
     assert judge(run).why == "rank 0 stopped: Loss is nan, stopping training"
 
 
