@@ -37,8 +37,10 @@ class _Squeeze:
         return 1 - self.peak / max(self.have, 1)
 
     @property
-    def only_before_training(self) -> bool:
-        return self.moment in (CONSTRUCTION, *BEFORE_TRAINING) and self.training <= self.have
+    def is_proved(self) -> bool:
+        """Too little, and not only before the first step, where the way of loading decides."""
+        only_before = self.moment in (CONSTRUCTION, *BEFORE_TRAINING) and self.training <= self.have
+        return self.margin < 0 and not only_before
 
 
 class WillNotFit(Diagnosis):
@@ -67,8 +69,8 @@ class WillNotFit(Diagnosis):
         need = facts.current if facts is not None else None
         if facts is None or need is None or need.margin is None or need.margin >= HEADROOM:
             return
-        squeeze = min(_squeezes(facts, need), key=lambda one: one.margin)
-        proved = squeeze.margin < 0 and not squeeze.only_before_training
+        squeeze = min(_squeezes(facts, need), key=lambda one: (not one.is_proved, one.margin))
+        proved = squeeze.is_proved
         yield self.finding(
             severity="error" if proved else "warning",
             title=None if squeeze.margin < 0 else "the job needs nearly all the memory there is",

@@ -74,6 +74,13 @@ def only(one: Case):
     return finding
 
 
+def test_a_gpu_that_is_too_small_is_not_hidden_by_a_host_that_only_loading_overfills():
+    finding = only(case(SEVEN_B, 3, gpu=16, host=32))
+    assert finding.severity == "error"
+    assert finding.cause.startswith("a GPU needs")
+    assert only(ONLY_LOADING).severity == "warning"
+
+
 def test_evidence_says_which_and_when():
     assert only(GPU_TOO_SMALL).cause.startswith("a GPU needs")
     assert "optimizer step" in only(GPU_TOO_SMALL).cause
