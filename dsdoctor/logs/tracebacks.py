@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from dsdoctor.logs import grammar
 from dsdoctor.logs.unwrap import Unwrapped
@@ -30,6 +31,7 @@ _CARETS = re.compile(r"^\s*[\^~]+\s*$")
 _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: (?P<message>.*)|:?\s*)$")
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Fault|Empty|Full|Iteration)\)?$|\.")
 _FIGURE = re.compile(r"^[-+\d.,\s%e/]+$")
+_RAY = re.compile(r"RayTaskError\((?P<type>\w+)\)$")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _FOREIGN = re.compile(
     r"^\s*$|^\[?\d{4}-\d\d-\d\d|^[WEIF]\d{4} \d\d:|^\s*\d+%\||^\{'|^={10,}|^!{10,}|^\[[A-Z]+\|\w|^\S+:\d+:\d+ \["
@@ -253,7 +255,7 @@ class TracebackReader:
         if self._last is not None:
             texts, lines = zip(*self._message, strict=True)
             failure = replace(self._last.failure, message="\n".join(texts).rstrip(), message_lines=lines)
-            self.done.append(Raised(failure, self._last.progress))
+            self.done.append(Raised(_of_worker(failure), self._last.progress))
             self._last = None
             self.patience = max(self.patience, 3)
         self._message = []
@@ -265,3 +267,29 @@ def _had_no_room(before: str, line: str, box: int) -> bool:
     if not (box and word) or line[:1].isspace():
         return False
     return any(len(before) <= width < len(before) + 1 + len(word[0]) for width in (box, _RICH_WIDTH))
+
+
+def _of_worker(failure: Failure) -> Failure:
+    """The exception of a worker of Ray, where this one holds its traceback in the message; else this one."""
+    worker = _RAY.search(failure.type)
+    if worker is None:
+        return failure
+    lines = failure.message.splitlines()
+    matched = ((at, _NAMED.match(line)) for at, line in enumerate(lines))
+    ends = [(at, named) for at, named in matched if named is not None and named["type"].endswith(worker["type"])]
+    if not ends:
+        return failure
+    end, named = ends[-1]
+    frames = [
+        Frame(file=frame["file"], line=int(frame["line"]), function=frame["function"] or "", text=following.strip())
+        for line, following in pairwise(lines[:end])
+        if (frame := _FRAME.match(line)) is not None
+    ]
+    return replace(
+        failure,
+        type=named["type"],
+        message="\n".join((named["message"] or "", *lines[end + 1 :])),
+        frames=tuple(frames) or failure.frames,
+        line=failure.message_lines[end],
+        message_lines=failure.message_lines[end:],
+    )

@@ -203,3 +203,18 @@ def test_a_message_of_several_lines_between_heads(tmp_path):
     text = f"{HEAD}{USER}{HEAD}pydantic.ValidationError: 1 validation error\naio\n  extra fields not permitted\n"
     (failure,) = facts(tmp_path, text).failures
     assert failure.message == "1 validation error\naio\n  extra fields not permitted"
+
+
+def test_the_exception_of_a_worker_of_ray(tmp_path):
+    lines = (
+        "ray.exceptions.RayTaskError(ValueError): ray::Worker.init() (pid=7, ip=10.0.0.3)",
+        '  File "/home/u/workers.py", line 101, in init',
+        "    raise ValueError('no such size')",
+        "ValueError: no such size",
+        "of the batch",
+    )
+    (failure,) = facts(tmp_path, HEAD + USER + "\n".join(lines) + "\n").failures
+    assert (failure.type, failure.message, failure.line) == ("ValueError", "no such size\nof the batch", 8)
+    assert [(frame.file, frame.text) for frame in failure.frames] == [
+        ("/home/u/workers.py", "raise ValueError('no such size')")
+    ]
