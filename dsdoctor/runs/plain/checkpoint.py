@@ -17,8 +17,8 @@ from torch import Tensor
 from dsdoctor.runs.plain import shards
 
 if TYPE_CHECKING:
-    from dsdoctor.runs.plain.engine import PlainEngine
     from dsdoctor.runs.plain.precision import Pair
+    from dsdoctor.runs.plain.states import States
     from dsdoctor.runs.plain.stepping import PlainOptimizer
 
 _FILE = "mp_rank_00_model_states.pt"
@@ -26,7 +26,7 @@ _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _OWN = ("module", "optimizer", "lr_scheduler", "plain", *_COUNTERS)
 
 
-def save(engine: PlainEngine, folder: str, tag: str | None, client_state: dict[str, Any], latest: bool) -> None:
+def save(engine: States, folder: str, tag: str | None, client_state: dict[str, Any], latest: bool) -> None:
     """Write a checkpoint from rank 0; all ranks wait for it."""
     if not folder:
         raise ValueError("save_dir is empty")
@@ -40,7 +40,7 @@ def save(engine: PlainEngine, folder: str, tag: str | None, client_state: dict[s
     dist.barrier()
 
 
-def _state(engine: PlainEngine) -> dict[str, Any]:
+def _state(engine: States) -> dict[str, Any]:
     scheduler = engine.lr_scheduler
     return {
         "plain": True,
@@ -52,7 +52,7 @@ def _state(engine: PlainEngine) -> dict[str, Any]:
 
 
 def load(
-    engine: PlainEngine,
+    engine: States,
     folder: str,
     tag: str | None,
     *,
@@ -96,7 +96,7 @@ def _model_file(place: Path) -> Path:
 
 
 def _load_weights(
-    engine: PlainEngine, state: dict[str, Any], spread: shards.OptimizerShards | None, *, strict: bool
+    engine: States, state: dict[str, Any], spread: shards.OptimizerShards | None, *, strict: bool
 ) -> None:
     """The module's own tensors; ZeRO's fp32 weights, where they are kept, are the better ones."""
     weights = dict(state["module"] or {})
@@ -115,7 +115,7 @@ def _aliases(state: dict[str, Any], masters: Mapping[str, Tensor]) -> dict[str, 
     return {alias: masters[name] for alias, name in shared.items() if name in masters}
 
 
-def _masters(engine: PlainEngine, spread: shards.OptimizerShards | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _masters(engine: States, spread: shards.OptimizerShards | None) -> Iterator[tuple[Tensor, Tensor]]:
     """The engine's fp32 masters with what the checkpoint holds for them."""
     if spread is None or engine.optimizer is None:
         return
@@ -124,13 +124,13 @@ def _masters(engine: PlainEngine, spread: shards.OptimizerShards | None) -> Iter
             yield pair.master.data, spread.masters[name]
 
 
-def _pairs(engine: PlainEngine, optimizer: PlainOptimizer) -> list[tuple[str, Pair]]:
+def _pairs(engine: States, optimizer: PlainOptimizer) -> list[tuple[str, Pair]]:
     names: dict[Tensor, str] = {parameter: name for name, parameter in engine.module.named_parameters()}
     return [(names[pair.parameter], pair) for pair in optimizer.pairs if pair.parameter in names]
 
 
 def _load_optimizer(
-    engine: PlainEngine, optimizer: PlainOptimizer, state: dict[str, Any], spread: shards.OptimizerShards | None
+    engine: States, optimizer: PlainOptimizer, state: dict[str, Any], spread: shards.OptimizerShards | None
 ) -> None:
     if state.get("plain"):
         if state["optimizer"] is not None:
@@ -151,7 +151,7 @@ def _load_optimizer(
     optimizer.loss_scaler.take_over(spread.scaler)
 
 
-def save_weights(engine: PlainEngine, folder: str, name: str) -> bool:
+def save_weights(engine: States, folder: str, name: str) -> bool:
     """Write the model's state dict from rank 0; all ranks wait for it."""
     if engine.global_rank == 0:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dsdoctor.runs.plain import checkpoint, optimizers, precision, process, release, schedules, settings
+from dsdoctor.runs.plain import optimizers, precision, process, release, schedules, settings
 from dsdoctor.runs.plain.data import PlainLoader
 from dsdoctor.runs.plain.errors import MemberNotPlayed, NotPlayed
 from dsdoctor.runs.plain.gradients import Gradients
 from dsdoctor.runs.plain.members import deepspeed_members
 from dsdoctor.runs.plain.queries import Queries
 from dsdoctor.runs.plain.scaler import loss_scale
+from dsdoctor.runs.plain.states import States
 from dsdoctor.runs.plain.stepping import PlainOptimizer
 
 
-class PlainEngine(Queries, nn.Module):
+class PlainEngine(Queries, States, nn.Module):
     """Wraps the user's model as `module`; see `dsdoctor.runs.plain.initialize` for the arguments.
 
     `notes` lists what of the config or the script was changed or left out to make this run possible.
@@ -298,67 +299,6 @@ class PlainEngine(Queries, nn.Module):
 
     def destroy(self) -> None:
         """Nothing is held that must be let go."""
-
-    def module_state_dict(self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """The model's state dict, under the model's own names."""
-        state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
-        if exclude_frozen_parameters:
-            for name, parameter in self.module.named_parameters():
-                if not parameter.requires_grad:
-                    state.pop(name, None)
-        return state
-
-    def load_module_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **ignored: Any) -> None:
-        """Load the model's weights, masters included."""
-        self.module.load_state_dict(state_dict, strict=strict)
-        if self.optimizer is not None:
-            self.optimizer.refresh_fp32_params()
-
-    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
-        return self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
-
-    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
-
-    def save_checkpoint(
-        self,
-        save_dir: str,
-        tag: str | None = None,
-        client_state: dict[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Save everything that training needs to go on; `client_state` comes back from `load_checkpoint`."""
-        checkpoint.save(self, save_dir, tag, client_state or {}, save_latest)
-        return True
-
-    def load_checkpoint(
-        self,
-        load_dir: str,
-        tag: str | None = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: Any = None,
-    ) -> tuple[str | None, dict[str, Any] | None]:
-        """Load what `save_checkpoint` saved; returns the path and the script's own state, (None, None) if not there."""
-        return checkpoint.load(
-            self,
-            load_dir,
-            tag,
-            strict=load_module_strict,
-            optimizer=load_optimizer_states,
-            scheduler=load_lr_scheduler_states,
-            only_module=load_module_only,
-        )
-
-    def save_16bit_model(
-        self, save_dir: str, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
-    ) -> bool:
-        """Save the model's weights alone, in the model's precision."""
-        return checkpoint.save_weights(self, save_dir, save_filename)
-
-    save_fp16_model = save_16bit_model
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model pass through; what only DeepSpeed's engine has says so.
