@@ -73,6 +73,13 @@ def _schedule_without_length(config: Effective) -> bool:
     return any(name not in (given if isinstance(given, dict) else {}) for name in needed)
 
 
+def _schedule_of_torch(config: Effective) -> bool:
+    """One of torch's schedules over the wrapper that ZeRO and 16-bit precision put around the optimizer."""
+    kind, schema = config.get("scheduler.type"), config.schema
+    of_torch = isinstance(kind, str) and kind in schema.torch_schedulers and kind not in schema.schedulers
+    return of_torch and (config.stage > 0 or config.precision != "fp32")
+
+
 def _two_tensor_sizes(config: Effective) -> bool:
     inner, size = config.get("tensor_parallel.tp.tp_size"), config.get("tensor_parallel.autotp_size")
     return isinstance(size, int) and size > 1 and inner not in (None, 1, size)
@@ -183,6 +190,16 @@ CONFLICTS: tuple[Conflict, ...] = (
         "total_num_steps, OneCycle: cycle_min_lr and cycle_max_lr); its constructor raises",
         fix="give them in scheduler.params",
         message=r"missing \d+ required positional arguments?: '(?:total_num_steps|cycle_m\w+)'",
+        caveat="Not if the script passes its own scheduler.",
+    ),
+    Conflict(
+        keys=("scheduler.type",),
+        holds=_schedule_of_torch,
+        cause="a schedule of torch takes only an optimizer of torch; under ZeRO, and in fp16 and bf16 without it, "
+        "DeepSpeed hands it a wrapper, and it raises a TypeError",
+        fix="use a schedule of DeepSpeed's own (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle), or have the script "
+        "pass torch's to deepspeed.initialize: lr_scheduler=lambda optimizer: StepLR(optimizer, ...)",
+        message=r"^TypeError: (?:DeepSpeedZeroOptimizer\w*|FP16_\w*Optimizer|BF16_Optimizer) is not an Optimizer",
         caveat="Not if the script passes its own scheduler.",
     ),
     Conflict(

@@ -110,6 +110,20 @@ DEFECTS: tuple[Defect, ...] = (
         caveat="Seen on 0.18.2 and 0.19.6; 0.19.7 was not run.",
     ),
     Defect(
+        name="Lion moves weights that have no gradient",
+        since="0.19.8",
+        until=None,
+        meets=lambda c: c.optimizer == "lion",
+        what=(
+            "DeepSpeed's Lion has no sign for 0: a weight whose gradient and momentum are 0 (rows of an embedding that "
+            "no batch has used yet, experts without a token) moves by the learning rate in each step"
+        ),
+        advice="use AdamW, or pass another Lion from the script",
+        keys=("optimizer.type",),
+        severity="warning",
+        caveat="Seen with the CPU's; the GPU's does the same by its code. A later release may have mended it.",
+    ),
+    Defect(
         name="bf16 gradients are not checked",
         since="0.11.2",
         until="0.17.0",

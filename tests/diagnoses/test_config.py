@@ -92,6 +92,7 @@ VALIDATION = "pydantic_core._pydantic_core.ValidationError"
 ADAM = {"type": "AdamW", "params": {"lr": 1e-3}}
 HF_ARGS = ("--bf16", "--per_device_train_batch_size", "8", "--learning_rate", "5e-4")
 
+STEP = {"type": "StepLR", "params": {"step_size": 2}}
 POSITIVE = {
     "config/syntax": [
         text('{\n "train_batch_size": 8,\n "fp16": {\n}'),
@@ -220,6 +221,9 @@ POSITIVE = {
         judged({ZERO: {"stage": 2, "compute_grad_norm": False}}),
         judged({"train_micro_batch_size_per_gpu": "auto"}, framework="accelerate"),
         judged({"elasticity": {"enabled": True}}, release="0.18.2"),
+        judged({"scheduler": STEP, ZERO: {"stage": 1}}),
+        judged({"scheduler": STEP, "bf16": {"enabled": True}}),
+        crashed("TypeError", "DeepSpeedZeroOptimizer_Stage3 is not an Optimizer", BUILDS),
         judged(
             {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}, ZERO: {"stage": 1}}, release="0.17.5"
         ),
@@ -334,6 +338,9 @@ NEGATIVE = {
             judged({ZERO: {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": 0}),
             judged({"data_types": {"param_dtype": "bf16"}}, release="0.19.0"),
             judged({"gradient_allreduce_op": "sum", ZERO: {"stage": 2}}),
+            judged({"scheduler": STEP}),
+            judged({"scheduler": {"type": "WarmupLR", "params": {}}, ZERO: {"stage": 1}}),
+            crashed("TypeError", "list is not an Optimizer", BUILDS),
         ],
     }.items()
 }

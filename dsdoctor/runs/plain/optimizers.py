@@ -19,6 +19,10 @@ from dsdoctor.runs.plain.rules import Lamb, Lion, PlainAdam
 Factory = Callable[..., Optimizer]
 
 _ONLY_DEEPSPEED = ("onebitadam", "zerooneadam", "onebitlamb", "muon", "muadam", "muadamw", "musgd")
+_WHY_NOT = {
+    "muon": ": under ZeRO DeepSpeed clips the orthogonalised update, torch.optim.Muon the gradient that it comes from, "
+    "which changes nothing of it",
+}
 _HOW_NOT_WHAT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "set_grad_none", "foreach")
 """Parameters that choose an implementation, not the mathematics."""
 
@@ -41,7 +45,7 @@ def from_config(name: str, params: Any, options: Mapping[str, Any], notes: list[
 def _rule(name: str, options: Mapping[str, Any]) -> tuple[Factory, set[str]]:
     lower = name.lower()
     if lower in _ONLY_DEEPSPEED:
-        raise UnsupportedByPlain(f"the optimizer {name} has no plain counterpart")
+        raise UnsupportedByPlain(f"the optimizer {name} has no plain counterpart{_WHY_NOT.get(lower, '')}")
     if lower in ("adam", "adamw"):
         return _adam(options, decoupled=lower == "adamw" or bool(options.get("adam_w_mode", True)))
     own: dict[str, type[Optimizer]] = {"lamb": Lamb, "lion": Lion, "adagrad": torch.optim.Adagrad}
