@@ -89,14 +89,18 @@ class Meeting:
         self._rank = rank
 
     def join(self, hello: dict[str, Any]) -> None:
-        """Enter the list of those that came. A list and not one key a rank, so that two of one rank are both seen."""
-        number = self._store.add("joined", 1)
+        """Enter the list of those that came. A list and not one key a rank, so that two of one rank are both seen.
+
+        Who is counted as joined has been written down: the count alone may run ahead of what it counts.
+        """
+        number = self._store.add("places", 1)
         self._store.set(f"hello/{number}", json.dumps(hello))
+        self._store.add("joined", 1)
 
     def joined(self, expected: int, seconds: float) -> list[dict[str, Any]]:
         """Everyone who came, as soon as there are `expected` of them, or when the time is up."""
-        count = self.count("joined", expected, seconds)
-        keys = [f"hello/{number}" for number in range(1, count + 1)]
+        self.count("joined", expected, seconds)
+        keys = [f"hello/{number}" for number in range(1, self._store.add("places", 0) + 1)]
         return [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
 
     def tell(self, topic: str, value: Any) -> None:
