@@ -14,15 +14,20 @@ from dsdoctor.logs.unwrap import plain, rank_begins
 
 _MAX_LEARNED = 16
 _MAX_PREFIX = 120
+_FRAME = re.compile(r'^(?:\[\w+ ?\d+\]:? ?)?\s+File "|^[│┃] ')
 _NOT_A_PREFIX = re.compile(r"[│┃╭]|^\w+ {2,}$")
 """The frame of a box, or the type that IPython prints before the head."""
 
 
 class Collected:
-    """The prefixes of one source. `without_prefix` takes off what `learn` has seen; numbers in it may be others."""
+    """The prefixes of one source. `without_prefix` takes off what `learn` has seen; numbers in it may be others.
+
+    One counts once the line after the head has it too: before a frame, where a word before a quotation has none.
+    """
 
     def __init__(self) -> None:
         self._learned: dict[str, re.Pattern[str]] = {}
+        self._seen: dict[str, re.Pattern[str]] = {}
         self._indent = ""
 
     def learn(self, line: str) -> None:
@@ -34,15 +39,22 @@ class Collected:
         if not before.strip() or len(before) > _MAX_PREFIX or _NOT_A_PREFIX.search(before) is not None:
             return
         shape = re.sub(r"\d+", "0", before)
-        if shape not in self._learned and len(self._learned) < _MAX_LEARNED:
-            self._learned[shape] = re.compile(re.escape(shape).replace("0", r"\d+"))
+        if shape not in self._learned and len(self._learned) + len(self._seen) < _MAX_LEARNED:
+            self._seen[shape] = re.compile(re.escape(shape).replace("0", r"\d+"))
 
     def without_prefix(self, line: str) -> str:
         """The line without its prefix, and without the indentation of the last head."""
-        if not self._learned:
+        if not (self._learned or self._seen):
             return line.removeprefix(self._indent)
         text = plain(line)
-        for pattern in self._learned.values():
-            if (match := pattern.match(text)) is not None:
-                return text[match.end() :]
+        for shape, pattern in (*self._learned.items(), *self._seen.items()):
+            if (match := pattern.match(text)) is None:
+                continue
+            rest = text[match.end() :]
+            if shape in self._learned or TRACEBACK in rest:
+                return rest
+            del self._seen[shape]
+            if _FRAME.search(rest) is not None:
+                self._learned[shape] = pattern
+                return rest
         return line.removeprefix(self._indent)

@@ -21,7 +21,15 @@ HEAD = "Traceback (most recent call last):"
 def test_a_learned_prefix_is_taken_off(head, line, left):
     collected = Collected()
     collected.learn(head)
+    collected.without_prefix(head.replace(HEAD, '  File "a.py", line 1'))
     assert collected.without_prefix(line) == left
+
+
+def test_a_word_before_a_quotation_is_no_prefix():
+    collected = Collected()
+    collected.learn(f"Sample: {HEAD}")
+    assert collected.without_prefix("Sample: ValueError: bad") == "Sample: ValueError: bad"
+    assert collected.without_prefix('Sample:   File "a.py", line 1') == 'Sample:   File "a.py", line 1'
 
 
 @pytest.mark.parametrize("head", [HEAD, f"KeyError                 {HEAD}", f"╭──── {HEAD} ────╮"])

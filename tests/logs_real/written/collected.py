@@ -84,6 +84,17 @@ CASES = (
         line="KeyError",
     ),
     WrittenLog(
+        name="quoted-then-killed",
+        text=log(
+            trainer(falling(9)),
+            "Sample: Traceback (most recent call last):",
+            "Sample: ValueError: bad",
+            stopped(-9),
+        ),
+        primary="memory/host-oom-kill",
+        absent=("launch/user-exception",),
+    ),
+    WrittenLog(
         name="collected-sentence",
         text=sentence_before_the_head(),
         primary="launch/user-exception",
