@@ -88,9 +88,10 @@ def _at(rank: RankRun) -> int:
 
 def _sign(run: Run, rank: RankRun, step: Step) -> Health | None:
     """What is non-finite in this step, if it is no part of the search for a loss scale."""
-    bad_loss = next((loss for loss in step.losses if not math.isfinite(loss)), None)
-    if bad_loss is not None:
-        return _non_finite(f"the loss is {bad_loss}", rank, step)
+    for losses, of in ((step.losses, ""), (step.other_losses, " of another engine")):
+        bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
+        if bad_loss is not None:
+            return _non_finite(f"the loss{of} is {bad_loss}", rank, step)
     searching = run.facts is not None and run.facts.dynamic_loss_scale and step.skipped
     if searching:
         return None

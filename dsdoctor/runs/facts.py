@@ -83,6 +83,8 @@ class Step:
 
     index: int
     losses: tuple[float, ...] = ()
+    other_losses: tuple[float, ...] = ()
+    """Those of the script's other engines since the step before."""
     grad_norm: float | None = None
     loss_scale: float | None = None
     next_scale: float | None = None

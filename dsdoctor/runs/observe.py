@@ -15,7 +15,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsdoctor.runs import engine_state
 from dsdoctor.runs.direct_backward import DirectBackward
@@ -27,8 +27,21 @@ from dsdoctor.runs.trace import EnteredPhase
 CastInputs = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
+class _Candidate(NamedTuple):
+    """An engine that may be watched, with the arguments of `Observer.adopt`."""
+
+    engine: Any
+    facts: EngineFacts | None
+    cast_inputs: CastInputs | None
+    chosen: Callable[[], None]
+
+
 class Observer:
-    """Observes the first engine of a run; its steps are the steps of the run. Other engines are only noted."""
+    """Observes one engine of a run: its steps are the steps of the run. Of others only the losses are kept.
+
+    It is the first one that was built, until another one is the first to run a backward pass: reference and reward
+    models are often built before what is trained.
+    """
 
     def __init__(self, session: RankSession, rule: StopRule) -> None:
         self._session = session
@@ -41,7 +54,10 @@ class Observer:
         self._micro_step = 0
         self._micro_step_over = False
         self._losses: list[Any] = []
-        self._backward_began = False
+        self._other_losses: list[Any] = []
+        self._wrapped: set[type] = set()
+        self._others: list[_Candidate] = []
+        self._backward_began = self._trained = False
         self._steps_engine = False
         self._since = time.monotonic()
 
@@ -49,29 +65,53 @@ class Observer:
     def watching(self) -> bool:
         return self._engine is not None
 
-    def adopt(self, engine: Any, facts: EngineFacts | None, cast_inputs: CastInputs | None = None) -> bool:
+    def adopt(
+        self,
+        engine: Any,
+        facts: EngineFacts | None,
+        cast_inputs: CastInputs | None = None,
+        chosen: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Watch this engine; False where another one is watched already.
 
         `cast_inputs(engine, args, kwargs)` prepares the inputs of `forward` in runs whose precision we changed.
+        `chosen` is called if the engine takes the place of the first one later.
         """
-        if self._engine is not None:
-            self._session.note("the script builds more than one engine: the steps of the first one are counted")
-            return False
-        self._engine = engine
-        self._session.step = 0
-        self._facts = facts
-        self._cast_inputs = cast_inputs
-        self._since = time.monotonic()
+        candidate = _Candidate(engine, facts, cast_inputs, chosen)
         for kind in type(engine).__mro__:
             if "is_gradient_accumulation_boundary" in vars(kind) or "train_batch" in vars(kind):
                 self._wrap_class(kind)
+        if self._engine is not None:
+            self._session.note("the script builds more than one engine: the steps of the first that trains are counted")
+            self._others.append(candidate)
+            return False
+        self._watch(candidate)
+        return True
+
+    def _watch(self, candidate: _Candidate) -> None:
+        engine, self._facts, self._cast_inputs, _ = candidate
+        self._engine = engine
+        self._session.step = 0
+        self._since = time.monotonic()
         with self._session.guard("watch the optimizer"):
             self._wrap_optimizer(engine.optimizer)
         with self._session.guard("watch backward passes of the script's own"):
             DirectBackward(self._session, engine, began=self._gradient_came, ended=self._direct_backward_ended).attach()
+
+    def _takes_over(self, engine: Any, handler: Callable[..., Any]) -> bool:
+        """Watch another engine from now on, if it is the first of all that trains."""
+        candidate = next((one for one in self._others if one.engine is engine), None)
+        if candidate is None or self._trained or handler not in (self._backward, self._train_batch):
+            return False
+        self._watch(candidate)
+        with self._session.guard("observe another engine"):
+            candidate.chosen()
         return True
 
     def _wrap_class(self, kind: type) -> None:
+        if kind in self._wrapped:
+            return
+        self._wrapped.add(kind)
         around: dict[str, Callable[..., Any]] = {
             "forward": self._forward,
             "backward": self._backward,
@@ -102,7 +142,11 @@ class Observer:
     def _wrapper(self, original: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or engine is not self._engine:
+            if self._inside:
+                return original(engine, *args, **kwargs)
+            if engine is not self._engine and not self._takes_over(engine, handler):
+                if handler == self._backward:
+                    self._keep_loss(self._other_losses, args, kwargs)
                 return original(engine, *args, **kwargs)
             self._rule.again()
             return handler(functools.partial(original, engine), *args, **kwargs)
@@ -139,19 +183,22 @@ class Observer:
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._enter_micro_step()
-        self._backward_began = True
-        with self._session.guard("keep the loss"):
-            loss = args[0] if args else kwargs["loss"]
-            self._losses.append(loss.detach().clone())
+        self._backward_began = self._trained = True
+        self._keep_loss(self._losses, args, kwargs)
         with self._in("backward"):
             result = original(*args, **kwargs)
         self._micro_step_over = True
         self._back_in_script()
         return result
 
+    def _keep_loss(self, where: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self._session.guard("keep the loss"):
+            loss = args[0] if args else kwargs["loss"]
+            where.append(loss.detach().clone())
+
     def _gradient_came(self) -> None:
         """A backward pass has come to the engine, from `engine.backward` or from one that the script started."""
-        self._backward_began = True
+        self._backward_began = self._trained = True
         if not self._inside:
             self._enter_micro_step()
             self._session.trace.enter("backward", self._step, self._micro_step)
@@ -179,7 +226,7 @@ class Observer:
         self._steps_engine = True
 
         def call() -> Any:
-            self._backward_began = True
+            self._backward_began = self._trained = True
             result = original(*args, **kwargs)
             with self._session.guard("keep the loss"):
                 self._losses = [result.detach().clone()]
@@ -227,6 +274,7 @@ class Observer:
         return Step(
             index=self._step,
             losses=engine_state.numbers(self._losses),
+            other_losses=engine_state.numbers(self._other_losses),
             grad_norm=norm,
             loss_scale=before.loss_scale,
             next_scale=after.loss_scale,
@@ -241,5 +289,5 @@ class Observer:
         self._step = self._session.step = index
         self._micro_step = 0
         self._micro_step_over = False
-        self._losses = []
+        self._losses, self._other_losses = [], []
         self._since = time.monotonic()

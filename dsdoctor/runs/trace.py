@@ -203,7 +203,7 @@ def _take(values: dict[str, Any], rank: int, event: dict[str, Any]) -> None:
     elif kind == "enter":
         values.update(last_phase=event["phase"], last_step=event["step"], last_micro_step=event["micro_step"])
     elif kind == "step":
-        step = _only(Step, event) | {"losses": tuple(event["losses"])}
+        step = _only(Step, event) | {name: tuple(event.get(name, ())) for name in ("losses", "other_losses")}
         _append(values, "steps", Step(**step))
     elif kind == "process_group":
         values["process_group"] = ProcessGroup(**_only(ProcessGroup, event))

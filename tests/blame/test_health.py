@@ -52,6 +52,12 @@ def test_the_earliest_bad_value_over_all_ranks_is_told():
     assert (health.trouble, health.step, health.rank) == ("non-finite", 1, 1)
 
 
+def test_a_bad_loss_of_another_engine_is_a_failure_too():
+    step = Step(index=1, losses=(1.0,), other_losses=(2.0, NAN), grad_norm=0.5)
+    health = judge(run(ranks=(rank(0, good(0), step),)))
+    assert (health.trouble, health.why) == ("non-finite", "the loss of another engine is nan in step 1 on rank 0")
+
+
 def test_a_scale_search_is_no_failure():
     skipped = Step(index=0, losses=(1.0,), grad_norm=INF, loss_scale=65536.0, next_scale=32768.0, skipped=True)
     assert not judge(run(ranks=(rank(0, skipped, good(1)),), precision="fp16", dynamic=True)).failed

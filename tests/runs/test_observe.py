@@ -216,6 +216,41 @@ def test_second_engine_is_noted_and_not_counted(session: RankSession, observer: 
     assert any("more than one engine" in note for note in trace.notes)
 
 
+def test_losses_of_the_other_engines_are_kept_beside_those_of_the_first(
+    session: RankSession, observer: Observer
+) -> None:
+    first = make_engine()
+    second = type(first)()
+    observer.adopt(first, None)
+    observer.adopt(second, None)
+    for loss in (1.0, 2.0):
+        first.backward(Loss(loss))
+        first.step()
+        second.backward(Loss(10 * loss))
+        second.step()
+    seen = [(step.losses, step.other_losses) for step in read_trace(session.spec.folder, 0).steps]
+    assert seen == [((1.0,), ()), ((2.0,), (10.0,))]
+
+
+def test_the_first_engine_that_trains_takes_the_place_of_one_that_does_not(
+    session: RankSession, observer: Observer
+) -> None:
+    """A reference or reward model is often built first."""
+    reference = make_engine()
+    actor, critic = type(reference)(), type(reference)()
+    chosen = []
+    assert observer.adopt(reference, None, chosen=lambda: chosen.append("reference"))
+    assert not observer.adopt(actor, None, chosen=lambda: chosen.append("actor"))
+    assert not observer.adopt(critic, None, chosen=lambda: chosen.append("critic"))
+    reference.forward(1)
+    for engine, loss in ((actor, 3.0), (critic, 5.0), (actor, 4.0)):
+        engine.backward(Loss(loss))
+        engine.step()
+    assert chosen == ["actor"]
+    seen = [(step.losses, step.other_losses) for step in read_trace(session.spec.folder, 0).steps]
+    assert seen == [((3.0,), ()), ((4.0,), (5.0,))]
+
+
 def test_pipeline_engine_steps_once_a_batch(session: RankSession, observer: Observer) -> None:
     engine = make_engine()
     type(engine).train_batch = lambda this: (this.step(), Loss(7.0))[1]

@@ -15,7 +15,7 @@ from typing import Any
 from dsdoctor.runs import engine_facts, rank_process, run_config
 from dsdoctor.runs.containment import Containment
 from dsdoctor.runs.engine_facts import Framework
-from dsdoctor.runs.facts import EngineFacts
+from dsdoctor.runs.facts import EngineFacts, ModelFacts
 from dsdoctor.runs.imports import ImportHooks
 from dsdoctor.runs.intercepts import config_notes, detector, fp16_on_cpu, fp32, resume, without_deepspeed
 from dsdoctor.runs.observe import Observer
@@ -65,16 +65,16 @@ class Intercept:
             fp32.cast_model(session, call.get("model"))
         if session.spec.engine == "plain":
             config = run_config.without_zero(config)
-        facts = self._record(call, config, framework)
+        model, facts = self._record(call, config, framework)
         if session.spec.probe:
             self._rule.stop("probe")
         start = self._start_plain if session.spec.engine == "plain" else self._start_deepspeed
         # a config in `args` beside one in the call is the script's mistake, and DeepSpeed's to refuse
         with contextlib.nullcontext() if in_call else _without_config_arguments(call.get("args")):
             result = start(call, config)
-        if not self._observer.watching:  # the checkpoint is of the first engine, whose steps are watched
+        if not self._observer.watching:  # the checkpoint is of the first engine
             resume.load(session, result[0])
-        self._watch(result[0], facts)
+        self._watch(result[0], model, facts)
         return result
 
     def _config_for(self, call: dict[str, Any]) -> tuple[dict[str, Any], Framework]:
@@ -97,7 +97,9 @@ class Intercept:
             return dict(passed), framework
         return self._session.config(), "deepspeed"
 
-    def _record(self, call: dict[str, Any], config: dict[str, Any], framework: Framework) -> EngineFacts | None:
+    def _record(
+        self, call: dict[str, Any], config: dict[str, Any], framework: Framework
+    ) -> tuple[ModelFacts, EngineFacts] | tuple[None, None]:
         session = self._session
         with session.guard("describe the model"):
             optimizer = call.get("optimizer")
@@ -107,8 +109,8 @@ class Intercept:
             model = engine_facts.model_facts(call["model"], call.get("model_parameters"), optimizer)
             if not self._observer.watching:
                 session.trace.initialize(model, facts)
-            return facts
-        return None
+            return model, facts
+        return None, None
 
     def _start_plain(self, call: dict[str, Any], config: dict[str, Any]) -> Any:
         from dsdoctor.runs import plain
@@ -133,11 +135,18 @@ class Intercept:
             fp16_on_cpu.allow(session, self._deepspeed, config)
         return self._original(**call, config=config)
 
-    def _watch(self, engine: Any, facts: EngineFacts | None) -> None:
+    def _watch(self, engine: Any, model: ModelFacts | None, facts: EngineFacts | None) -> None:
         session = self._session
+
+        def chosen() -> None:
+            if model is not None and facts is not None:
+                session.trace.initialize(model, facts)
+            if session.spec.detector:
+                detector.attach(session, engine)
+
         cast = fp32.input_cast(session) if session.spec.precision == "fp32" else None
         with session.guard("observe the engine"):
-            first = self._observer.adopt(engine, facts, cast)
+            first = self._observer.adopt(engine, facts, cast, chosen)
             self._containment.contain_engine(engine)
             if first and session.spec.detector:
                 detector.attach(session, engine)
