@@ -26,6 +26,7 @@ from dsdoctor.numerics.frames import FrameLog
 from dsdoctor.numerics.hooks import second_run
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.replay import NotReplayable, RandomState
+from dsdoctor.numerics.stats import type_name
 from dsdoctor.numerics.weights import WeightWatch
 
 MakeEvent = Callable[[Phase, str, str, str, torch.dtype], Event]
@@ -54,6 +55,18 @@ class Batch:
             random=RandomState.now(),
             autocast=autocast_in_force(),
         )
+
+
+def events_of(step: int) -> MakeEvent:
+    """Events of a second run that stands alone: which batch it is of is put in by `framed`."""
+
+    def make(phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event:
+        return Event(
+            step=step, micro_step=0, phase=phase, module=module, tensor=tensor, kind=kind, dtype=type_name(dtype),
+            batch=0,
+        )  # fmt: skip
+
+    return make
 
 
 class NoCommunication(TorchDispatchMode):

@@ -24,7 +24,6 @@ class Call:
     rows: list[Row] = field(default_factory=list)
     inputs: list[Row] = field(default_factory=list)
     spoiled: bool = False
-    raised: bool = False
     versions: list[int] = field(default_factory=list)
     random_state: RandomState | None = None
     born_between: tuple[Event, nn.Module] | None = None

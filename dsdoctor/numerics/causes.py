@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dsdoctor.numerics.events import Origin
-from dsdoctor.numerics.stats import floats, measure, only_minus_inf
+from dsdoctor.numerics.stats import floats, measure, only_minus_inf, type_name
 
 _CASTS = {"_to_copy", "copy_", "_autocast_to_reduced_precision"}
 _OVERWRITING = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"}
@@ -87,16 +87,18 @@ def _cast(op: str, operands: list[Tensor], output: Tensor) -> Origin:
     largest = max((seen.high for o in operands if (seen := measure(o)) is not None and seen.kind is None), default=0.0)
     limit = torch.finfo(output.dtype).max
     return Origin(
-        op=op, cause="cast-overflow", detail=f"{largest:.4g} was cast to {_type(output)}, which ends at {limit:.4g}"
+        op=op,
+        cause="cast-overflow",
+        detail=f"{largest:.4g} was cast to {type_name(output.dtype)}, which ends at {limit:.4g}",
     )
 
 
 def _overflow(op: str, exact: Tensor, output: Tensor) -> Origin:
     largest, limit = float(exact.abs().max()), torch.finfo(output.dtype).max
     if largest > limit:
-        detail = f"the exact result reaches {largest:.4g}, {_type(output)} ends at {limit:.4g}"
+        detail = f"the exact result reaches {largest:.4g}, {type_name(output.dtype)} ends at {limit:.4g}"
     else:
-        detail = f"the exact result ({largest:.4g}) fits {_type(output)}, sums on the way to it do not"
+        detail = f"the exact result ({largest:.4g}) fits {type_name(output.dtype)}, sums on the way to it do not"
     return Origin(op=op, cause="overflow", detail=detail)
 
 
@@ -141,9 +143,7 @@ def lost_constants(func: Any, args: Any, kwargs: Any) -> list[str]:
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     scalars = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
     return [
-        f"{scalar:g} is 0 in {str(dtype).removeprefix('torch.')} ({name(func)})"
-        for scalar in scalars
-        if 0 < abs(scalar) <= smallest / 2
+        f"{scalar:g} is 0 in {type_name(dtype)} ({name(func)})" for scalar in scalars if 0 < abs(scalar) <= smallest / 2
     ]
 
 
@@ -171,10 +171,6 @@ def _has_inf(operand: Tensor) -> bool:
 def _has_minus_inf(operand: Tensor) -> bool:
     values = floats(operand)
     return values is not None and bool((values == -math.inf).any())
-
-
-def _type(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def explain_loss(loss: Tensor) -> Origin:

@@ -33,6 +33,7 @@ from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.optimizers import OptimizerSteps
 from dsdoctor.numerics.publishing import OnFirstBad, Publisher, SecondLook
 from dsdoctor.numerics.recording import Recording
+from dsdoctor.numerics.stats import type_name
 from dsdoctor.numerics.steps import Before, Gradients, StepJudge, look_at_weights
 from dsdoctor.numerics.watchdog import Watchdog
 from dsdoctor.numerics.watches import Watches
@@ -74,9 +75,7 @@ class Detector:
         self.warnings: list[str] = []
         self.headroom = Recorder()
         self.clock = Clock()
-        self._recording = (
-            Recording(Path(record), self.clock, self.problem, backward=backward) if record is not None else None
-        )
+        recording = Recording(Path(record), self.clock, self.problem, backward=backward) if record is not None else None
         self._model = model = engines.user_model(target)
         self._engine = engine = target if engines.is_engine(target) else None
         self.clock.by_forwards = engine is None or engines.is_pipeline(engine)
@@ -110,8 +109,8 @@ class Detector:
         else:
             self._watches.use_sentinel()
         self._watches.arrange_trace(0)
-        if self._recording is not None:
-            self._recording.follow(target)
+        if recording is not None:
+            self._watches.record(recording, target)
         self._framed = mode == "frames"
         self._attached = True
         if self._framed and engines.has_compiled_parts(target):
@@ -139,8 +138,6 @@ class Detector:
         self._attached = False
         atexit.unregister(self._at_exit)
         self._watches.detach()
-        if self._recording is not None:
-            self._recording.detach()
         self._batches.detach()
         if self._optimizers is not None:
             self._optimizers.detach()
@@ -177,7 +174,7 @@ class Detector:
             module=module,
             tensor=tensor,
             kind=kind,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=type_name(dtype),
             batch=self.clock.batch,
             frames=self._frames.last(),
             order=self._frames.taken,

@@ -23,7 +23,7 @@ from dsdoctor.numerics.frames import FrameLog, hit_text, starting_lines
 from dsdoctor.numerics.gradients import GradientWatch, MeasuredGradients
 from dsdoctor.numerics.hooks import BatchLimitReached, NonFiniteFound
 from dsdoctor.numerics.ledger import Ledger
-from dsdoctor.numerics.stats import Range
+from dsdoctor.numerics.stats import Range, type_name
 from dsdoctor.numerics.weights import WeightWatch
 
 
@@ -80,7 +80,6 @@ class DebugUnderflowOverflow:
 
     def event(self, phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event:
         """A suspicion; only its batch counts here."""
-        name = str(dtype).removeprefix("torch.")
         return Event(
             step=max(self.batch_number, 0),
             micro_step=0,
@@ -88,7 +87,7 @@ class DebugUnderflowOverflow:
             module=module,
             tensor=tensor,
             kind=kind,
-            dtype=name,
+            dtype=type_name(dtype),
             batch=self.batch_number,
         )
 

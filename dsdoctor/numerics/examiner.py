@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dsdoctor.finding import FirstBad, Phase
+from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import anomaly, engines, flushed, trees, trying
-from dsdoctor.numerics.again import Batch, framed
+from dsdoctor.numerics.again import Batch, events_of, framed
 from dsdoctor.numerics.bench import Bench, Result
 from dsdoctor.numerics.bundle import save
 from dsdoctor.numerics.detector import Detector
-from dsdoctor.numerics.events import Event
 from dsdoctor.numerics.examined import Examined
 from dsdoctor.numerics.hooks import guarded, recomputing
 from dsdoctor.numerics.repeating import repeats
@@ -166,12 +165,7 @@ def _has_to_come_back(found: FirstBad, gradients: Mapping[str, Tensor]) -> bool:
 
 def _first_place(model: nn.Module, batch: Batch) -> str:
     """Where a value of the batch's forward goes bad as things are now, in words; empty where nowhere."""
-
-    def event(phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event:
-        name = str(dtype).removeprefix("torch.")
-        return Event(step=0, micro_step=0, phase=phase, module=module, tensor=tensor, kind=kind, dtype=name, batch=0)
-
-    seen = framed(model, batch, event, max_frames=1)
+    seen = framed(model, batch, events_of(0), max_frames=1)
     if seen is None:
         return ""
     parts = (

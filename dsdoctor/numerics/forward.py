@@ -30,7 +30,7 @@ from dsdoctor.numerics.gradients import GradientWatch
 from dsdoctor.numerics.hooks import guarded, recomputing, remove
 from dsdoctor.numerics.ledger import Ledger
 from dsdoctor.numerics.replay import NotReplayable, RandomState, find_origin
-from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf
+from dsdoctor.numerics.stats import Range, looks_like_mask, measure, only_minus_inf, type_name
 from dsdoctor.numerics.weights import WeightWatch, is_harmful
 
 Leaf = tuple[str, Any]
@@ -295,7 +295,7 @@ class ForwardWatch:
                 rows.append(Row(label, None, "None" if leaf is None else "not a tensor"))
                 continue
             found = self._measure(leaf)
-            rows.append(Row(label, found, str(leaf.dtype).removeprefix("torch.") if leaf.numel() else "empty"))
+            rows.append(Row(label, found, type_name(leaf.dtype) if leaf.numel() else "empty"))
             if found is not None and found.kind is not None and not looks_like_mask(leaf):
                 bad.append(_Bad(label, found.kind, leaf.dtype, only_minus_inf(leaf)))
         return rows, bad

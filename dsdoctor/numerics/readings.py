@@ -13,6 +13,7 @@ from dsdoctor.finding import Phase
 from dsdoctor.numerics.causes import explain_gradient
 from dsdoctor.numerics.events import Event, Origin
 from dsdoctor.numerics.gradients import Activation, Weight
+from dsdoctor.numerics.stats import type_name
 
 
 class Note(NamedTuple):
@@ -73,7 +74,7 @@ class Reading:
             module=module,
             tensor=tensor,
             kind=self.kind or "",
-            dtype=str(note.dtype).removeprefix("torch."),
+            dtype=type_name(note.dtype),
             batch=note.batch,
             order=self.order,
             origin=origin,

@@ -22,6 +22,7 @@ from dsdoctor.numerics.clock import Clock
 from dsdoctor.numerics.fingerprint import fingerprint
 from dsdoctor.numerics.hooks import guarded, recomputing, remove
 from dsdoctor.numerics.numbers import MOST, NAME, Moment, Number, path_of
+from dsdoctor.numerics.stats import type_name
 
 
 class Recording:
@@ -161,7 +162,7 @@ class Recording:
             phase,
             module,
             label,
-            str(tensor.dtype).removeprefix("torch."),
+            type_name(tensor.dtype),
             tensor.numel(),
             found.low / scale,
             found.high / scale,

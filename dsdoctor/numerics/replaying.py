@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dsdoctor.finding import FirstBad, Phase
+from dsdoctor.finding import FirstBad
 from dsdoctor.numerics import again
 from dsdoctor.numerics.bundle import Bundle
 from dsdoctor.numerics.calls import versions
-from dsdoctor.numerics.events import Event
 from dsdoctor.numerics.examined import Examined
 from dsdoctor.numerics.examiner import examined
 from dsdoctor.numerics.replay import NotReplayable
@@ -37,14 +36,7 @@ def run_again(model: nn.Module, bundle: Bundle) -> Replayed:
     batch = _on(bundle.batch, device)
     gradients = {label: gradient.to(device) for label, gradient in bundle.gradients.items()}
 
-    def event(phase: Phase, module: str, tensor: str, kind: str, dtype: torch.dtype) -> Event:
-        name = str(dtype).removeprefix("torch.")
-        return Event(
-            step=recorded.step, micro_step=batch.micro_step, phase=phase, module=module, tensor=tensor, kind=kind,
-            dtype=name, batch=batch.number,
-        )  # fmt: skip
-
-    seen = again.framed(model, batch, event, _FRAMES)
+    seen = again.framed(model, batch, again.events_of(recorded.step), _FRAMES)
     known = examined(model, batch, gradients, recorded)
     if seen is not None:
         return seen.first_bad(recorded.rank), hit_report(seen, recorded.rank), known

@@ -26,6 +26,7 @@ from dsdoctor.numerics.hooks import guarded, recomputing, remove
 from dsdoctor.numerics.points import blocks
 from dsdoctor.numerics.readings import Note, Reading
 from dsdoctor.numerics.ring import LIMIT, Place, Rings
+from dsdoctor.numerics.stats import type_name
 
 
 class Host(Protocol):
@@ -202,8 +203,8 @@ class Sentinel:
         self._notes.clear()
         for reading in readings:
             if reading.note.phase == "forward":
-                dtype = str(reading.note.dtype).removeprefix("torch.")
-                self._host.headroom.note(reading.note.module, dtype, reading.largest, self._host.clock.step)
+                note, step = reading.note, self._host.clock.step
+                self._host.headroom.note(note.module, type_name(note.dtype), reading.largest, step)
         return [*readings, *self._from_compiled_code(readings)]
 
     def _from_compiled_code(self, readings: list[Reading]) -> list[Reading]:

@@ -80,6 +80,11 @@ def floats(tensor: Tensor) -> Tensor | None:
     return tensor.resolve_neg()
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """`float16` for torch.float16, as reports say it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def has_values(tensor: Tensor) -> bool:
     """Whether there is something to read: not on the meta device, nor inside a transformation of `torch.func`."""
     return not (tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -1,4 +1,4 @@
-"""Which hooks are on the model: the sentinel's, those that frame every module, or both for a traced batch.
+"""Which hooks are on the model: the sentinel's, those that frame every module or both, and those that record.
 
 Runs in rank processes only.
 """
@@ -6,7 +6,7 @@ Runs in rank processes only.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -16,6 +16,7 @@ from dsdoctor.numerics.forward import Host as ForwardHost
 from dsdoctor.numerics.frames import FrameLog
 from dsdoctor.numerics.gradients import GradientWatch, MeasuredGradients, Report
 from dsdoctor.numerics.ledger import Ledger
+from dsdoctor.numerics.recording import Recording
 from dsdoctor.numerics.sentinel import Host as SentinelHost
 from dsdoctor.numerics.sentinel import Sentinel
 from dsdoctor.numerics.weights import WeightWatch
@@ -56,6 +57,7 @@ class Watches:
         self._backward = backward
         self._traced = frozenset(traced)
         self._gradients: GradientWatch | None = None
+        self._recording: Recording | None = None
 
     def use_sentinel(self) -> None:
         """Record the blocks from here on."""
@@ -70,6 +72,11 @@ class Watches:
         if self._backward:
             self._gradients = GradientWatch(self.measured.look, self._host.problem)
         self.forward = self._framed(self._gradients, suspecting=True)
+
+    def record(self, recording: Recording, target: Any) -> None:
+        """Write the numbers of the engine or module from here on; the other hooks come first."""
+        recording.follow(target)
+        self._recording = recording
 
     def arrange_trace(self, batch: int) -> None:
         """Take frames of that batch if it is to be traced."""
@@ -102,7 +109,7 @@ class Watches:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for watch in (self.sentinel, self.forward, self._gradients):
+        for watch in (self.sentinel, self.forward, self._gradients, self._recording):
             if watch is not None:
                 watch.detach()
 

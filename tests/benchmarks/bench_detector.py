@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -69,6 +70,13 @@ def frames(model: Any) -> Guard:
     return nullcontext
 
 
+def recorded(model: Any) -> Guard:
+    """What `dsdoctor nan` does: frames, and the numbers of every tensor into a file."""
+    folder = TemporaryDirectory()
+    attach(model, mode="frames", record=folder.name)
+    return partial(nullcontext, folder)  # which lives as long as the guard
+
+
 def transformers_class(model: Any) -> Guard:
     DebugUnderflowOverflow(model)
     return nullcontext
@@ -82,6 +90,7 @@ VARIANTS: dict[str, Callable[[Any], Guard]] = {
     "plain": nothing,
     "sentinel": sentinel,
     "frames": frames,
+    "recorded": recorded,
     "transformers": transformers_class,
     "anomaly": anomaly,
 }
