@@ -22,7 +22,8 @@ class NanLoss(Diagnosis):
     What it is: from some step on the loss, or the norm of the gradients, is nan or inf although no search for a loss
     scale explains it. In bf16 and fp32 a single such step counts, even where DeepSpeed survives it by skipping.
 
-    What proves it: the values themselves, in the steps of the run or in the lines of the log.
+    What proves it: the values themselves, in the steps of the run or in the lines of the log; or the words of a script
+    that looks at its loss and stops.
 
     When it could be wrong: overflows that belong to an fp16 scale search, with a finite loss, are left out. A script
     that logs nan for a metric it calls loss but does not train on would be misread.
