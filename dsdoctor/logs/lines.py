@@ -22,7 +22,7 @@ from dsdoctor.logs.shapes import STEP
 from dsdoctor.logs.source import Source
 from dsdoctor.logs.story import Place, Story
 from dsdoctor.logs.timeline import Overflow
-from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare
+from dsdoctor.logs.tracebacks import Moment, TracebackReader, is_bare, is_ignored
 from dsdoctor.logs.unwrap import Unwrapped, apart, plain, unwrap
 from dsdoctor.logs.wrapped import Boxed
 from dsdoctor.runs.facts import Failure
@@ -135,7 +135,7 @@ class LineReader:
     def _in_traceback(self, line: Unwrapped, place: Place) -> bool:
         reader = self._readers.get(place.rank)
         bare = is_bare(line) and not (reader is not None and reader.in_message)
-        begins = grammar.TRACEBACK in line.text or line.text.startswith(grammar.IGNORED) or bare
+        begins = grammar.TRACEBACK in line.text or is_ignored(line.text) or bare
         if reader is None:
             if not begins or len(self._readers) >= MAX_OPEN:
                 return False

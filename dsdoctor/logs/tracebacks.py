@@ -31,6 +31,7 @@ _CARETS = re.compile(r"^\s*[\^~]+\s*$")
 _NAMED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: (?P<message>.*)|:?\s*)$")
 _LIKELY = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|Fault|Empty|Full|Iteration)\)?$|\.")
 _FIGURE = re.compile(r"^[-+\d.,\s%e/]+$")
+_IGNORED = re.compile(r"[\]|>:-]\sException ignored (?:in|on)\b")
 _RAY = re.compile(r"RayTaskError\((?P<type>\w+)\)$")
 _BARE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _FOREIGN = re.compile(
@@ -78,6 +79,11 @@ def is_bare(line: Unwrapped) -> bool:
     return _BARE.match(line.text) is not None or (frame is not None and frame["function"] is not None)
 
 
+def is_ignored(text: str) -> bool:
+    """True for Python's word that the exception below ends nothing, also behind a prefix that is not known."""
+    return text.startswith(grammar.IGNORED) or _IGNORED.search(text) is not None
+
+
 class TracebackReader:
     """Collects the exceptions of one stream. Feed it every line from the header of a traceback on while `busy`."""
 
@@ -113,7 +119,7 @@ class TracebackReader:
         if grammar.TRACEBACK in text:
             self._header(text)
             return True
-        if text.startswith(grammar.IGNORED):
+        if is_ignored(text):
             self._close_message()
             self._ignored_next = True
             self.patience = 3

@@ -63,6 +63,11 @@ def test_destructors_end_nothing(tmp_path):
     assert facts(tmp_path, text).failures == ()
 
 
+def test_destructors_end_nothing_behind_a_prefix_that_is_not_known(tmp_path):
+    text = f"Exception ignored in: <function f.__del__ at 0x7f>\n{HEAD}{USER}AttributeError: gone\n"
+    assert facts(tmp_path, "".join(f"[x] [INFO] {line}\n" for line in text.splitlines())).failures == ()
+
+
 def test_the_launchers_own_traceback_is_no_failure_of_the_job(tmp_path):
     launcher = '  File "/env/lib/python3.11/site-packages/torch/distributed/run.py", line 9, in main\n    run(args)\n'
     text = HEAD + launcher + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n"
