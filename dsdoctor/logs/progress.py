@@ -36,6 +36,8 @@ class Progress:
     _finished_at: dict[str, int] = field(default_factory=dict)
     """The last line of each source that says that the work, and not only a process, is done."""
     _starts: dict[str, _Start] = field(default_factory=dict)
+    _latest: dict[str, int] = field(default_factory=dict)
+    """The latest attempt of each of torchrun's jobs whose logs show that it trains."""
 
     def done(self, source: str, step: int, order: int) -> None:
         """A step was done. Only a step beyond all before counts as progress."""
@@ -49,8 +51,10 @@ class Progress:
             self.shown += 1
             self.last = order
             self.steps_seen = count
-        start = self._starts.get(source)
-        self._reached[source] = max(self.reached(source), count if start is None else start.reached(count))
+        start, before = self._starts.get(source), self.reached(source)
+        self._reached[source] = now = max(before, count if start is None else start.reached(count))
+        if before < THAT_CLEARS <= now and (attempt := _ATTEMPT.match(source)) is not None:
+            self._latest[attempt["job"]] = max(int(attempt["number"]), self._latest.get(attempt["job"], 0))
 
     def ended(self, source: str, line: int, order: int, *, work: bool) -> None:
         """A line says that a process has ended well, or that the work is done."""
@@ -93,10 +97,7 @@ class Progress:
     def replaced(self, source: str) -> bool:
         """True if torchrun started the ranks again, and the logs of a later attempt show that they train."""
         mine = _ATTEMPT.match(source)
-        others = (_ATTEMPT.match(name) for name, steps in self._reached.items() if steps >= THAT_CLEARS)
-        return mine is not None and any(
-            other["job"] == mine["job"] and int(other["number"]) > int(mine["number"]) for other in others if other
-        )
+        return mine is not None and int(mine["number"]) < self._latest.get(mine["job"], 0)
 
     def finished_after(self, source: str, line: int | None) -> bool:
         """True if that source says below that line that the work is done."""
