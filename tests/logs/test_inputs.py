@@ -87,6 +87,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
         (b"BZh9" + bytes(100), "bzip2 -dc"),
         (b"\xfd7zXZ\x00" + bytes(100), "xz -dc"),
     ],
+    ids=lambda one: one if isinstance(one, str) else one[:4].hex(),
 )
 def test_where_there_is_nothing_to_read_that_is_said(tmp_path, data, words):
     path = tmp_path / "a.log"
