@@ -21,8 +21,10 @@ from dsdoctor.runs.spec import RunSpec
 from dsdoctor.runs.trace import RankTrace, read_trace
 
 _SUMMARY = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
-_WARNING = re.compile(r"^\s|\[[WI]\d{4} |warning", re.IGNORECASE)
-"""A line of stderr that only warns: of C++ (`[W1130 ...`), or Python's, of which the second line is indented."""
+_USUAL = re.compile(r"^\s|\[[WI]\d{4} |warning|^\[[\d :,-]{19,}\] \[INFO\] |^deepspeed \S+ built ", re.IGNORECASE)
+"""A line that comes with most runs: a warning of C++ (`[W1130 ...`) or Python (the second line is indented), and what
+DeepSpeed says of its work (`[2026-11-30 08:49:50,328] [INFO] [...`).
+"""
 _SAID_LINES, _LOOKED_AT = 3, 20
 _TAIL_LINES = 5
 _TAIL_BYTES = 1 << 16
@@ -155,9 +157,9 @@ def _printed(folder: Path, rank: RankRun) -> str:
 
 
 def _said(folder: Path, stream: str, rank: int) -> list[str]:
-    """The last lines of a stream that are no warnings, which come with most runs."""
+    """The last lines of a stream that do not come with most runs."""
     lines = tail(folder / f"{stream}-rank{rank}.txt", lines=_LOOKED_AT).splitlines()
-    return [line for line in lines if not _WARNING.search(line)][-_SAID_LINES:]
+    return [line for line in lines if not _USUAL.search(line)][-_SAID_LINES:]
 
 
 def _printed_last(folder: Path, rank: int) -> str:

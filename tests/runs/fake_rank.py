@@ -78,7 +78,8 @@ def do_exit_3(trace: TraceWriter, folder: Path) -> None:
 
 def do_exit_for_its_loss(trace: TraceWriter, folder: Path) -> None:
     trace.finish(1)
-    print("Loss is nan, stopping training\n{'loss': nan}", flush=True)
+    print("Loss is nan, stopping training\n{'loss': nan}")
+    print("[2026-11-30 08:10:27,328] [INFO] [stage_1_and_2.py:504:__init__] Flattening param group 0", flush=True)
     print("ERROR:root:giving up\ntrain.py:9: UserWarning: this is old\n  warnings.warn('this is old')", file=sys.stderr)
     print("[rank0]:[W1130 08:10:27.955037501 Utils.hpp:137] Warning: it was not called", file=sys.stderr)
     sys.exit(1)
