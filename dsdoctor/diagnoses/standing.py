@@ -12,7 +12,7 @@ ENGINE_PHASES = ("forward", "backward", "step")
 def pair_apart(run: Run) -> tuple[RankRun, RankRun] | None:
     """A rank that waits inside the engine, and one that ended or waits in a collective of its own after fewer steps."""
     waiting = [rank for rank in run.ranks if rank.last_phase in ENGINE_PHASES]
-    away = [rank for rank in run.ranks if rank.completed or (rank.last_phase == "script" and in_collective(rank))]
+    away = [rank for rank in run.ranks if left(rank) or (rank.last_phase == "script" and in_collective(rank))]
     return next(((w, a) for w in waiting for a in away if w.last_step >= len(a.steps)), None)
 
 
@@ -50,12 +50,17 @@ def standing(case: Case) -> Run | None:
     if run is None or len(run.ranks) < 1:
         return None
     if run.outcome == "timeout":
-        return run if all(rank.completed or _silent(rank, run) for rank in run.ranks) else None
+        return run if all(left(rank) or _silent(rank, run) for rank in run.ranks) else None
     if run.outcome == "hung":
         return run
-    done = [rank.completed for rank in run.ranks]
+    done = [left(rank) for rank in run.ranks]
     orphaned = any(done) and not all(done) and not any(_own_failure(rank) for rank in run.ranks)
     return run if orphaned else None
+
+
+def left(rank: RankRun) -> bool:
+    """It ended by itself and without an error: it had done its work, or the script ended it (`os._exit(0)`)."""
+    return rank.completed or (rank.exit_code == 0 and not rank.ended_by_us and rank.failure is None)
 
 
 def _silent(rank: RankRun, run: Run) -> bool:
@@ -96,6 +101,6 @@ def _in_recorder(rank: RankRun) -> str:
 def where(run: Run, rank: RankRun) -> Evidence:
     frame = own_frame(rank)
     stands = f", at {frame.file}:{frame.line} in {frame.function}: {frame.text}".rstrip(": ") if frame else ""
-    state = "ended" if rank.completed else f"in {rank.last_phase}"
+    state = "ended" if left(rank) else f"in {rank.last_phase}"
     text = f"{len(rank.steps)} steps done, {state}{stands}{_in_recorder(rank)}"
     return Evidence(source=run.leg, rank=rank.rank, step=rank.last_step, text=text)

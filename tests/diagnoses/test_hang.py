@@ -53,6 +53,7 @@ LEFT_LOOP = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", st
 SLEEPS = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", stack=(SLEEP,))
 BOTH_IN_STEP = RankRun(rank=1, steps=steps(8), last_step=8, last_phase="step", stack=(SCRIPT, REDUCE, BARRIER))
 ENDED = RankRun(rank=1, steps=steps(8), last_step=7, last_phase="script", completed=True)
+LEFT_BY_HAND = RankRun(rank=1, steps=steps(8), last_step=8, last_phase="script", exit_code=0)
 LOST = RankRun(
     rank=0,
     steps=steps(8),
@@ -97,6 +98,7 @@ POSITIVE = {
     "hang/uneven-batches": [
         hung(WAITS_IN_STEP, LEFT_LOOP),
         hung(LOST, ENDED, outcome="raised"),
+        hung(LOST, LEFT_BY_HAND, outcome="raised"),
         hung(ENDED_EPOCH, IN_BACKWARD),
     ],
     "hang/stalled-rank": [hung(WAITS_IN_STEP, SLEEPS), hung(SLEEPS), late(quiet(SLEEPS, 70), quiet(WAITS_IN_STEP, 65))],
@@ -125,6 +127,7 @@ NEGATIVE = {
         hung(WAITS_IN_STEP, BOTH_IN_STEP),
         hung(WAITS_IN_STEP, LEFT_LOOP, outcome="stopped"),
         hung(LOST, RAISED, outcome="raised"),
+        hung(LOST, replace(LEFT_BY_HAND, exit_code=-15, ended_by_us=True), outcome="raised"),
         Case(),
     ],
     "hang/stalled-rank": [
