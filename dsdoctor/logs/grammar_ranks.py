@@ -18,7 +18,7 @@ WORDS = {
     "Aborted": -signal.SIGABRT,
     "Illegal instruction": -signal.SIGILL,
     "Floating point exception": -signal.SIGFPE,
-    **{one.name: -one for one in signal.Signals},
+    **{name: -one for one in signal.Signals for name in (one.name, one.name.removeprefix("SIG"))},
     **{str(128 + number): -number for number in (4, 6, 7, 8, 9, 11, 15)},
     **{str(256 - number): -number for number in (4, 6, 7, 8, 9, 11, 15)},
 }
@@ -90,6 +90,14 @@ EXITS = (
         "Exited with exit code",
         r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
     ),
+    # systemd and docker compose.
+    _row("exit", "Main process exited", r"Main process exited, code=exited, status=(?P<code>[1-9]\d*)/"),
+    _row(
+        "exit-word",
+        "Main process exited",
+        r"Main process exited, code=(?:killed|dumped), status=\d+/(?P<word>KILL|SEGV|BUS|ABRT|ILL|FPE|TERM|HUP)\b",
+    ),
+    _row("exit", "exited with code ", r"^[\w.-]+[-_]\d+ exited with code (?P<code>[1-9]\d*)$"),
     # mpirun and Kubernetes, as they indent it; a code of 0 is no failure.
     _row("exit", ("Exit Code:", "Exit code:"), r"^\s{2,}Exit [Cc]ode:\s{3,}(?P<code>[1-9]\d*)\s*$"),
 )

@@ -41,6 +41,7 @@ def signalled(number: int, before: Sequence[str] = ()) -> str:
 
 
 WRAPPER = ("run.py", 3, "<module>", "subprocess.run(command, check=True)")
+SYSTEMD = "Mar 10 13:53:02 gpu07 systemd[1]: train.service: Main process exited, "
 KILLED_TASK = ("srun: error: gpu187: task 3: Killed",)
 OWN = traceback("KeyError", "'prompt'", ("data.py", 3, "load", "row['prompt']"), prefix="[rank1]: ")
 
@@ -122,6 +123,29 @@ CASES = (
         ),
         primary="launch/user-exception",
         line="convert.sh",
+    ),
+    *(
+        WrittenLog(name=f"systemd-{ended[5:11]}", text=log(trainer(falling(9)), SYSTEMD + ended), primary=primary)
+        for ended, primary in (
+            ("code=exited, status=1/FAILURE", "launch/user-exception"),
+            ("code=dumped, status=11/SEGV", "launch/segfault"),
+            ("code=killed, status=9/KILL", "memory/host-oom-kill"),
+        )
+    ),
+    WrittenLog(
+        name="compose-code",
+        text=log(trainer(falling(4)), "train_1 exited with code 1"),
+        primary="launch/user-exception",
+    ),
+    WrittenLog(
+        name="compose-signal", text=log(trainer(falling(4)), "train-1 exited with code 139"), primary="launch/segfault"
+    ),
+    WrittenLog(
+        name="helpers-exits",
+        text=log(
+            trainer(falling(4)), "ffmpeg exited with code 1", trainer(falling(4), first=5), "hook exited with code 0"
+        ),
+        primary=None,
     ),
     WrittenLog(
         name="pbs-memory",
