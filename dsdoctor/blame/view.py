@@ -102,4 +102,4 @@ def too_big(plain: Run | None) -> bool:
         return False
     said = any("OutOfMemoryError" in f.type or "out of memory" in f.message.lower() for f in plain.failures)
     killed = plain.outcome in ("killed", "out-of-memory") and plain.oom_kills > 0
-    return said or killed or plain.outcome == "out-of-memory" or bool(plain.extra.get("stopped_for_memory"))
+    return said or killed or plain.outcome == "out-of-memory"

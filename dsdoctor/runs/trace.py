@@ -6,7 +6,7 @@ it keeps Python's NaN and Infinity tokens. Every event has `event` and `t` (unix
     start       rank, local_rank, world_size, pid, host, versions
     note        text: something that was changed for this run
     process_group  backend, timeout (seconds), world_size, address: torch.distributed is up
-    initialize  model (fields of ModelFacts), facts (fields of EngineFacts)
+    initialize  model (fields of ModelFacts), facts (fields of EngineFacts); again where another engine is watched then
     enter       phase (script, forward, backward, step), step, micro_step: the heartbeat, and where the rank is
     step        fields of Step; loss_scale without next_scale: the step raised before it decided on the scale
     failure     type, message, frames, chain: the exception that ended the script
@@ -63,9 +63,8 @@ class RankTrace:
     """All that one rank wrote, in the terms of `runs.facts`.
 
     `started` is False where the rank never came so far as to write its first line. `last_phase`, `last_step` and
-    `last_micro_step` say where it was at its last line; `last_time` is the time of that line (unix seconds), which is
-    also the rank's heartbeat. `finish_code` is the exit code of a script that ended by itself, at `finish_time`, else
-    None; `stopped` the reason for which dsdoctor ended it.
+    `last_micro_step` say where it was at its last line. `finish_code` is the exit code of a script that ended by
+    itself, else None; `stopped` the reason for which dsdoctor ended it.
     """
 
     rank: int
@@ -83,8 +82,6 @@ class RankTrace:
     last_phase: str = "not started"
     last_step: int = 0
     last_micro_step: int = 0
-    start_time: float | None = None
-    last_time: float | None = None
     steps: tuple[Step, ...] = ()
     failure: Failure | None = None
     first_bad: FirstBad | None = None
@@ -196,7 +193,6 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 def _take(values: dict[str, Any], rank: int, event: dict[str, Any]) -> None:
     """Fold one event into the fields of a RankTrace."""
-    values["last_time"] = float(event["t"])
     kind = event["event"]
     if kind == "start":
         _take_start(values, event)
@@ -231,7 +227,6 @@ def _take_start(values: dict[str, Any], event: dict[str, Any]) -> None:
     values.update({name: event[name] for name in ("local_rank", "world_size", "pid", "host")})
     values.update(
         started=True,
-        start_time=float(event["t"]),
         last_phase="script",
         versions=tuple(sorted(event["versions"].items())),
     )
