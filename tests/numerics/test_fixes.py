@@ -67,6 +67,13 @@ def test_what_is_not_finite_in_fp32_either_is_cured_in_the_script(name: str, rem
     assert outcomes(known)[remedy] == "finite"
 
 
+def test_an_eps_that_fp16_loses_is_cured_by_a_larger_one_and_by_a_wider_type() -> None:
+    found, known, _ = examined("lost-eps")
+    assert "1e-08 is 0 in float16 (aten.add)" in found.detail
+    assert known.in_fp32 == "finite"
+    assert outcomes(known) == {"bf16": "finite", "fp32-island": "finite", "eps": "finite"}
+
+
 def test_the_operation_without_a_derivative_is_named() -> None:
     found, known, _ = examined("backward-singularity")
     assert found.op is None, "nothing in forward is wrong"
