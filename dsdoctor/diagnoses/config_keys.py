@@ -10,7 +10,7 @@ from typing import Any
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import config_elsewhere
 from dsdoctor.diagnoses.base import Diagnosis
-from dsdoctor.diagnoses.config_evidence import as_json, at_key, matching, raised
+from dsdoctor.diagnoses.config_evidence import as_json, as_list, at_key, matching, raised
 from dsdoctor.diagnoses.config_params import (
     UnknownParam,
     optimizer_class,
@@ -181,6 +181,8 @@ class UnknownKey(Diagnosis):
         new = {"gradient_clipping": param.value} if clipping else {}
         change = patch.combine(keys.as_patch(param.path, None), new)
         text = f"write gradient_clipping: {as_json(param.value)} at the top level instead" if clipping else "drop it"
+        if not clipping and not param.meant and param.takes:
+            text += f"; {param.owner} takes {as_list(param.takes)}"
         if param.meant:
             change = patch.combine(change, keys.as_patch(f"{param.path.rpartition('.')[0]}.{param.meant}", param.value))
             text = f"write {param.meant}"

@@ -30,12 +30,16 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownParam:
-    """A parameter that its class does not take; `meant` is the one that it does, by another name or nearly this one."""
+    """A parameter that its class does not take; `meant` is the one that it does, by another name or nearly this one.
+
+    `takes` are all that it takes.
+    """
 
     path: str
     value: Any
     owner: str
     meant: str | None
+    takes: tuple[str, ...]
 
 
 def unknown_params(config: ConfigFacts) -> Iterator[UnknownParam]:
@@ -50,7 +54,13 @@ def unknown_params(config: ConfigFacts) -> Iterator[UnknownParam]:
                 owner = signature.name if signature else "DeepSpeed"
                 meant = _meant(str(name), signature) if signature else None
                 path = f"{section}.params.{name}"
-                yield UnknownParam(path=path, value=value, owner=owner, meant=meant if meant not in given else None)
+                yield UnknownParam(
+                    path=path,
+                    value=value,
+                    owner=owner,
+                    meant=meant if meant not in given else None,
+                    takes=signature.params if signature else (),
+                )
 
 
 def _meant(name: str, signature: Signature) -> str | None:

@@ -637,3 +637,10 @@ def test_what_a_text_was_meant_as(line, patch):
 def test_a_number_that_is_too_small_is_not_called_of_another_kind():
     (finding,) = found(judged({ZERO: {"stage": 1, "reduce_bucket_size": -5}}), "config/wrong-type")
     assert "more than 0" in finding.cause
+
+
+def test_what_a_schedule_takes_is_said():
+    """WarmupCosineLR works with shares of the learning rate; published configs give it those of WarmupLR."""
+    params = {"total_num_steps": 100, "warmup_num_steps": 10, "warmup_max_lr": 1e-4}
+    (finding,) = found(judged({"scheduler": {"type": "WarmupCosineLR", "params": params}}), "config/unknown-key")
+    assert "takes total_num_steps, warmup_min_ratio, warmup_num_steps" in finding.fixes[0].text
