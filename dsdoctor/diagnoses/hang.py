@@ -10,6 +10,7 @@ from dsdoctor.diagnoses.standing import in_collective, in_one_round, own_frame, 
 from dsdoctor.diagnoses.timeouts import timed_out
 from dsdoctor.diagnoses.uneven import batches, fewest_and_most
 from dsdoctor.finding import Finding, Fix
+from dsdoctor.runs.facts import RankRun, Run
 
 _EQUAL_BATCHES = (
     Fix(text="give every rank the same number of batches: drop_last=True, DistributedSampler, equal shards"),
@@ -75,7 +76,8 @@ class StalledRank(Diagnosis):
     """One rank stands still in code of its own while the others wait for it in a collective.
 
     What proves it: no rank made progress for the stall limit; the stacks show the other ranks inside the engine or a
-    collective, and this one in a line that is none of these: a sleep, a lock, a read, an endless loop.
+    collective, and this one in a line that is none of these: a sleep, a lock, a read, an endless loop. Or the kernel
+    says that its process is stopped, so that it cannot even show its stack.
 
     When it could be wrong: a rank that does long work (tokenising, writing a checkpoint to a slow disk) with no step in
     between is only slow; a longer `--stall` tells.
@@ -92,6 +94,10 @@ class StalledRank(Diagnosis):
         run = standing(case)
         if run is None or run.outcome == "finished":
             return
+        stopped = next((rank for rank in run.ranks if rank.state == "T"), None)
+        if stopped is not None:
+            yield self._stopped(run, stopped)
+            return
         stuck = [rank for rank in run.ranks if rank.stack and not in_collective(rank) and not rank.completed]
         if not stuck:
             return
@@ -99,13 +105,22 @@ class StalledRank(Diagnosis):
         frame = own_frame(first)
         place = f"{frame.file}:{frame.line} in {frame.function}" if frame else "an unknown place"
         alone = len(stuck) == len(run.ranks)
-        who = "every rank stands" if alone and len(stuck) > 1 else f"rank {first.rank} stands"
+        who = "every rank" if alone and len(stuck) > 1 else f"rank {first.rank}"
+        does = "is busy at" if first.moved else "stands still at"
         yield self.finding(
-            cause=f"{who} still at {place}" + (f": {frame.text}" if frame and frame.text else ""),
+            cause=f"{who} {does} {place}" + (f": {frame.text}" if frame and frame.text else ""),
             evidence=tuple(where(run, rank) for rank in run.ranks),
             confidence=0.6 if alone and len(stuck) > 1 else 0.85,
             caveat="A rank that is busy with long work between two steps looks the same; a longer --stall tells.",
             fixes=(Fix(text=f"look at {place}; if it is long work, run it before training or raise --stall"),),
+        )
+
+    def _stopped(self, run: Run, rank: RankRun) -> Finding:
+        return self.finding(
+            cause=f"the process of rank {rank.rank} is stopped, by a signal (SIGSTOP, Ctrl-Z) or a debugger",
+            evidence=tuple(where(run, each) for each in run.ranks),
+            confidence=0.9,
+            fixes=(Fix(text="let it go on (kill -CONT), or find out what stops it"),),
         )
 
 

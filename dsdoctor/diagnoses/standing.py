@@ -101,6 +101,6 @@ def _in_recorder(rank: RankRun) -> str:
 def where(run: Run, rank: RankRun) -> Evidence:
     frame = own_frame(rank)
     stands = f", at {frame.file}:{frame.line} in {frame.function}: {frame.text}".rstrip(": ") if frame else ""
-    state = "ended" if left(rank) else f"in {rank.last_phase}"
+    state = "ended" if left(rank) else "stopped" if rank.state == "T" else f"in {rank.last_phase}"
     text = f"{len(rank.steps)} steps done, {state}{stands}{_in_recorder(rank)}"
     return Evidence(source=run.leg, rank=rank.rank, step=rank.last_step, text=text)

@@ -174,6 +174,10 @@ class RankRun:
     """Seconds for which it had written nothing, to its trace or as output, when a time limit ended the run."""
     printed: str = ""
     """The last line that it printed by then, or its last lines where it ended itself with an error code."""
+    state: str = ""
+    """The kernel's letter for its process when it was asked for its stack: T is stopped, D waits in the kernel."""
+    moved: bool = False
+    """Its stack changed from one look to the next, a second later."""
     collectives: tuple[Collective, ...] = ()
     """The last ones that it called, in their order, where it was asked for them."""
     misuse: tuple[Misuse, ...] = ()

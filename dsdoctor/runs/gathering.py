@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsdoctor.runs import outcome, scale
-from dsdoctor.runs.attendance import Attendance, read_attendance
+from dsdoctor.runs.attendance import read_attendance
 from dsdoctor.runs.collectives import read_collectives
 from dsdoctor.runs.facts import Frame, Leg, RankRun, Run
 from dsdoctor.runs.hostmemory import HostMemory
@@ -60,6 +60,7 @@ def gather(spec: RunSpec, leg: Leg, expected: int, stall: float, seen: Seen) -> 
             rank,
             collectives=read_collectives(folder, rank.rank),
             printed=_printed(folder, rank),
+            moved=rank.rank in seen.moved,
         )
         for rank in ranks
     ]
@@ -81,7 +82,7 @@ def gather(spec: RunSpec, leg: Leg, expected: int, stall: float, seen: Seen) -> 
         launcher_exit=ended.launcher_exit,
         stall_limit=stall,
         loss_scale=_loss_scale(leg, traces, ended),
-        extra=_extra(seen, traces, attendance, ranks),
+        extra=_extra(seen, traces),
     )
 
 
@@ -92,14 +93,9 @@ def _loss_scale(leg: Leg, traces: Sequence[RankTrace], ended: Ended) -> Any:
     return None
 
 
-def _extra(
-    seen: Seen, traces: Sequence[RankTrace], attendance: Sequence[Attendance], ranks: Sequence[RankRun]
-) -> dict[str, Any]:
-    """What only some readers want. `states` are the kernel's letters for ranks that were found hanging."""
+def _extra(seen: Seen, traces: Sequence[RankTrace]) -> dict[str, Any]:
+    """What only some readers want."""
     extra: dict[str, Any] = {"port": seen.port, "contained": _contained(traces)}
-    if states := {each.rank: each.state for each in attendance if each.state}:
-        extra["states"] = states
-        extra["moved"] = list(seen.moved)
     if seen.removed:
         extra["removed_shared_memory"] = list(seen.removed)
     return extra

@@ -56,6 +56,7 @@ def rank_run(trace: RankTrace, seen: Attendance, ended: Ended, stack: tuple[Fram
         steps=trace.steps,
         stack=stack,
         quiet=ended.quiet.get(trace.rank),
+        state=seen.state,
         misuse=trace.misuse,
         first_bad=trace.first_bad,
         frames_report=trace.frames_report,

@@ -170,6 +170,17 @@ def test_a_run_that_was_still_at_work_is_told_with_its_last_words():
     assert "nothing new for 90 s" in finding.evidence[1].text
 
 
+def test_a_process_that_is_stopped_has_no_stack_to_show():
+    stopped = RankRun(rank=1, steps=steps(8), last_step=8, last_phase="script", state="T")
+    (finding,) = found(hung(WAITS_IN_STEP, stopped), "hang/stalled-rank")
+    assert finding.cause.startswith("the process of rank 1 is stopped")
+
+
+def test_an_endless_loop_is_busy():
+    (finding,) = found(hung(WAITS_IN_STEP, replace(SLEEPS, moved=True)), "hang/stalled-rank")
+    assert finding.cause.startswith("rank 1 is busy at /home/u/train.py:44")
+
+
 def test_both_ranks_are_in_the_evidence_of_uneven_batches():
     (finding,) = found(hung(WAITS_IN_STEP, LEFT_LOOP), "hang/uneven-batches")
     assert {evidence.rank for evidence in finding.evidence} == {0, 1}

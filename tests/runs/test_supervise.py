@@ -84,7 +84,7 @@ def test_hang_on_one_rank_is_found_and_shown_by_its_stack(run_ranks: RunRanks) -
     innermost = hung.stack[-1]
     assert (Path(innermost.file).name, innermost.function) == ("fake_rank.py", "wait_for_the_others")
     assert innermost.text == "time.sleep(600)"
-    assert run.extra["moved"] == []
+    assert not hung.moved
 
 
 @pytest.mark.parametrize(("todo", "number"), [("sigkill", 9), ("segfault", 11), ("sigkill-group", 9)])
@@ -183,7 +183,7 @@ def test_stopped_process_is_told_from_one_that_waits(run_ranks: RunRanks) -> Non
     run = run_ranks("sigstop", stall=1)
 
     assert run.outcome == "hung"
-    assert run.extra["states"] == {0: "T"}
+    assert run.ranks[0].state == "T"
 
 
 def test_daemon_of_a_script_does_not_outlive_the_run(run_ranks: RunRanks) -> None:
