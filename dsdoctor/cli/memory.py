@@ -123,7 +123,7 @@ def _model(arguments: argparse.Namespace) -> Inventory:
         vocab=arguments.vocab,
     )
     try:
-        model = inventory_of(arguments.model) if arguments.model else of_number(arguments.params, sizes)
+        model = inventory_of(arguments.model) if arguments.model is not None else of_number(arguments.params, sizes)
         return model if arguments.trainable is None else with_adapters(model, arguments.trainable)
     except (ModelUnknown, ValueError) as error:
         raise CannotWork(str(error)) from None

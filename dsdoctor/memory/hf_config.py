@@ -46,10 +46,15 @@ _HEADS = {"qwen3": 128, "gemma": 256}
 """Size of a head where the config leaves it out and it does not follow from the others."""
 LARGEST = 10**9
 """No size in a config.json is larger; what is does not describe a model."""
+_MOST_LAYERS = 10_000
 
 
 class NoShape(Exception):
     """The config lacks a size that the arithmetic needs, or has an absurd one; `str()` is one line for the user."""
+
+
+class AbsurdSize(NoShape):
+    """A size that no model has: building it would be of no use either."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
@@ -156,14 +161,15 @@ def _tied(config: Mapping[str, Any], text: Mapping[str, Any], *, default: bool) 
 
 
 def _size(config: Mapping[str, Any], what: str, *, default: int | None = None) -> int:
-    """One size under any of its names. Raises NoShape."""
+    """One size under any of its names. Raises NoShape, AbsurdSize."""
     for name in _NAMES[what]:
         value = config.get(name)
         if value is None:
             continue
         least = 0 if default is not None else 1
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
-            raise NoShape(f"{name} is {value!r}, which is no size of a model")
+        most = _MOST_LAYERS if what == "layers" else LARGEST
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise AbsurdSize(f"{name} is {value!r}, which is no size of a model")
         return value
     if default is None:
         raise NoShape(f"none of {', '.join(_NAMES[what])} is in it")

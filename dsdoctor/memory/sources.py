@@ -37,7 +37,7 @@ def inventory_of(model: str) -> Inventory:
 
 def _located(model: str) -> Path:
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return path
     if not _ID.fullmatch(model) or model.endswith((".json", ".safetensors")):
         raise ModelUnknown(f"no such file or folder: {model}")
@@ -67,8 +67,10 @@ def _cached(model: str) -> Path | None:
             return named
     except (OSError, ValueError):
         pass
-    snapshots = sorted(folder.glob("snapshots/*/"), key=lambda path: path.stat().st_mtime)
-    return snapshots[-1] if snapshots else None
+    try:
+        return max(folder.glob("snapshots/*/"), key=lambda path: path.stat().st_mtime, default=None)
+    except OSError:  # the cache of another user
+        return None
 
 
 def _of_path(path: Path) -> Inventory:
@@ -135,6 +137,8 @@ def _of_config(path: Path) -> Inventory:
     try:
         shape: Shape | None = hf_config.shape_of(config)
         why = ""
+    except hf_config.AbsurdSize as error:
+        raise ModelUnknown(f"{path}: {error}") from None
     except hf_config.NoShape as error:
         shape, why = None, str(error)
     if shape is not None and hf_config.known(config):

@@ -62,7 +62,7 @@ def test_pickles_are_never_opened(tmp_path, monkeypatch):
     assert not (tmp_path / "unpickled").exists()
 
 
-@pytest.mark.parametrize("name", ["./nothing/here.json", "../no", "a/b/c", "gone.safetensors"])
+@pytest.mark.parametrize("name", ["", "./nothing/here.json", "../no", "a/b/c", "gone.safetensors"])
 def test_a_path_that_is_not_there(name):
     with pytest.raises(sources.ModelUnknown, match="no such file or folder"):
         sources.inventory_of(name)
@@ -102,6 +102,14 @@ def test_the_class_that_the_config_names_is_built(tmp_path, architecture, kind, 
     assert found.all == model.num_parameters()
     assert found.shape is not None
     assert found.shape.approximate
+
+
+@pytest.mark.parametrize("absurd", [{"num_hidden_layers": 5_000_000}, {"hidden_size": -64}, {"num_attention_heads": 0}])
+def test_sizes_that_no_model_has_are_refused_at_once(tmp_path, absurd, monkeypatch):
+    monkeypatch.setattr(meta_build, "build", lambda *_, **__: pytest.fail("nothing of that size is built"))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | absurd))
+    with pytest.raises(sources.ModelUnknown, match="no size of a model"):
+        sources.inventory_of(str(tmp_path / "config.json"))
 
 
 def test_a_build_that_fails_falls_back_and_says_so(tmp_path, monkeypatch):
