@@ -129,6 +129,36 @@ def test_arguments_that_the_script_does_not_know(tmp_path: Path) -> None:
     assert "the following arguments are required: --lr" in stage(document, "with-deepspeed")["why"]
 
 
+def test_bad_loss_of_a_second_engine(tmp_path: Path) -> None:
+    """A reference model that never trains is built first; what goes wrong is the critic, not the actor."""
+    write_script(
+        tmp_path,
+        """
+        import deepspeed
+        import torch
+
+        torch.manual_seed(0)
+        models = [torch.nn.Linear(8, 1) for _ in range(3)]
+        reference, actor, critic = (
+            deepspeed.initialize(model=model, model_parameters=model.parameters(), config={})[0] for model in models
+        )
+        for step in range(40):
+            x = torch.randn(4, 8).bfloat16()
+            with torch.no_grad():
+                target = reference(x).float()
+            actor.backward((actor(x).float() - target).square().mean())
+            actor.step()
+            critic.backward(critic(x).float().square().mean() / (0 if step == 2 else 1))
+            critic.step()
+        """,
+    )
+    (tmp_path / "ds_config.json").write_text(json.dumps(BF16))
+    document = examine(tmp_path, script_args=())
+    assert steps(document, "with-deepspeed") == 4
+    assert "the loss of another engine is" in stage(document, "without-deepspeed")["why"]
+    assert document["verdict"]["blame"] != "healthy"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_end_of_the_command_ends_workers_and_daemons(tmp_path: Path, number: signal.Signals) -> None:
     """Persistent workers of a data loader, and a daemon that left its session, while dsdoctor is ended."""
