@@ -1,4 +1,4 @@
-"""Dotted keys of a ds_config: read, write, delete, list them, and know which keys depend on which.
+"""Dotted keys of a ds_config: read them, make patches of them, list them, and know which keys depend on which.
 
 The functions work on plain dicts and never change their argument.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsdoctor.dsconfig import batch, patch
+from dsdoctor.dsconfig import batch
 
 _OFFLOADS = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 
@@ -28,19 +28,6 @@ def as_patch(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
-
-
-def with_value(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of the config with a dotted key set; sections on the way are made where they are missing."""
-    return patch.apply(data, as_patch(key, value))
-
-
-def without(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A copy of the config without a dotted key."""
-    return patch.apply(data, as_patch(key, None)) if get(data, key, _ABSENT) is not _ABSENT else patch.apply(data, {})
-
-
-_ABSENT = object()
 
 
 def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

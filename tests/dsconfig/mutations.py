@@ -5,7 +5,7 @@ The order is fixed (a seeded generator), so that a disagreement with DeepSpeed c
 
 import random
 
-from dsdoctor.dsconfig import keys
+from dsdoctor.dsconfig import keys, patch
 from dsdoctor.dsconfig.schema import schema_for
 
 BASE = {"train_micro_batch_size_per_gpu": 1}
@@ -87,7 +87,7 @@ def _together(release, chance, count=1500):
     for _ in range(count):
         config = {ZERO: {"stage": chance.randrange(4)}} if chance.random() < 0.7 else {}
         for path in chance.sample(paths, chance.randrange(2, 6)):
-            config = keys.with_value(config, path, _fitting(schema.key(path), chance))
+            config = patch.apply(config, keys.as_patch(path, _fitting(schema.key(path), chance)))
         yield config
 
 

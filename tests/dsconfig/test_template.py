@@ -6,7 +6,7 @@ import pytest
 
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
-from dsdoctor.dsconfig import keys, load_config
+from dsdoctor.dsconfig import keys, load_config, patch
 from dsdoctor.dsconfig.template import NothingFits, Wish, fitting
 from tests.dsconfig.real import INSTALLED, ask
 
@@ -39,7 +39,7 @@ def wish(parameters, precision="bf16", hugging_face=False):
 def filled_in(config):
     for key, value in keys.leaves(config):
         if value == "auto":
-            config = keys.with_value(config, key, FILLED_IN[key])
+            config = patch.apply(config, keys.as_patch(key, FILLED_IN[key]))
     return config
 
 
