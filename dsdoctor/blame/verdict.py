@@ -127,7 +127,7 @@ def _script(view: View) -> Verdict | None:
     mistake = view.root(lambda f: f.id in _SCRIPT_IDS)
     if view.given_failed and mistake is not None:
         return _blame("script", view, mistake.cause, mistake.confidence)
-    if not (view.given_failed and view.plain_failed) or view.out_of_time:
+    if not (view.given_failed and view.plain_failed) or view.out_of_time or _starts_ranks(view) is not None:
         return None
     numeric = is_numeric(view.given_health) and is_numeric(view.plain_health)
     if numeric and view.low_precision and not (view.control_health and view.control_health.failed):
@@ -139,6 +139,11 @@ def _script(view: View) -> Verdict | None:
     text = f"it fails with and without DeepSpeed{' and in fp32' if numeric and view.low_precision else ''}"
     detail = _where(view) if numeric else f": {finding.cause if finding else why}"
     return _blame("script", view, text + (detail or f": {why}"), 0.9)
+
+
+def _starts_ranks(view: View) -> Finding | None:
+    """It is made for a start without a launcher, so that none of our runs is the user's."""
+    return view.root(lambda f: f.id == "launch/own-ranks")
 
 
 def _deepspeed(view: View) -> Verdict | None:
@@ -210,6 +215,8 @@ def _inconclusive(view: View) -> Verdict:
 def _what_would_settle(view: View) -> str:
     if view.out_of_time:
         return "; it may only be slow, which a longer --timeout would settle"
+    if (own := _starts_ranks(view)) is not None:
+        return f"; {own.cause}"
     if not view.given_failed and view.roots:
         return f"; the steps that were run passed, but {view.roots[0].cause}"
     if view.plain is None:

@@ -10,6 +10,7 @@ from dsdoctor.diagnoses.standing import in_collective, in_one_round, own_frame, 
 from dsdoctor.diagnoses.timeouts import timed_out
 from dsdoctor.diagnoses.uneven import batches, fewest_and_most
 from dsdoctor.finding import Finding, Fix
+from dsdoctor.frames import passes_through
 from dsdoctor.runs.facts import RankRun, Run
 
 _EQUAL_BATCHES = (
@@ -98,7 +99,11 @@ class StalledRank(Diagnosis):
         if stopped is not None:
             yield self._stopped(run, stopped)
             return
-        stuck = [rank for rank in run.ranks if rank.stack and not in_collective(rank) and not rank.completed]
+        stuck = [
+            rank
+            for rank in run.ranks
+            if rank.stack and not in_collective(rank) and not rank.completed and not _waits_for_its_own(rank)
+        ]
         if not stuck:
             return
         first = stuck[0]
@@ -124,4 +129,41 @@ class StalledRank(Diagnosis):
         )
 
 
-DIAGNOSES: tuple[Diagnosis, ...] = (UnevenBatches(), StalledRank())
+class OwnRanks(Diagnosis):
+    """The script starts ranks of its own, inside each rank that the launcher started.
+
+    What it is: `torch.multiprocessing.spawn` in a script that is meant to be started by `python train.py`. Under a
+    launcher every rank spawns a whole job, and under torchrun the spawned ranks look for torchrun's store at the
+    address that the script gave them, where nobody listens.
+
+    What proves it: a run that stood still with a rank inside `torch.multiprocessing.spawn`.
+
+    When it could be wrong: the spawned processes may be workers for the data, and what they wait for something else.
+
+    What to do: dsdoctor starts a script by a launcher, as DeepSpeed wants it. Give the script a way to run as one rank
+    (call the worker with RANK and WORLD_SIZE of the environment), and start it with torchrun or deepspeed.
+    """
+
+    id = "launch/own-ranks"
+    severity = "error"
+    title = "the script starts ranks of its own"
+
+    def examine(self, case: Case) -> Iterator[Finding]:
+        run = standing(case)
+        spawning = [rank for rank in run.ranks if _waits_for_its_own(rank)] if run is not None else []
+        if run is None or not spawning:
+            return
+        yield self.finding(
+            cause=f"rank {spawning[0].rank} waits for processes that it started by torch.multiprocessing.spawn, inside "
+            "a job that a launcher had started already; what goes on in them is not seen",
+            evidence=tuple(where(run, rank) for rank in run.ranks),
+            confidence=0.8,
+            fixes=(Fix(text="let the script run as one rank (RANK, WORLD_SIZE of the environment), and start it so"),),
+        )
+
+
+def _waits_for_its_own(rank: RankRun) -> bool:
+    return not rank.completed and passes_through(rank.stack, r"torch[/\\]multiprocessing[/\\]spawn\.py")
+
+
+DIAGNOSES: tuple[Diagnosis, ...] = (UnevenBatches(), StalledRank(), OwnRanks())

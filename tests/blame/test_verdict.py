@@ -128,6 +128,13 @@ def test_a_run_that_only_ran_out_of_time_proves_nothing():
     assert blame(slow, plain, findings=[finding("hang/uneven-batches")]).blame == "script"
 
 
+def test_a_script_that_starts_ranks_of_its_own_was_not_run_as_the_user_does():
+    runs = leg("with-deepspeed", outcome="hung"), leg("without-deepspeed", outcome="hung")
+    verdict = blame(*runs, findings=[finding("launch/own-ranks")])
+    assert verdict.blame == "inconclusive"
+    assert blame(*runs, findings=[finding("hang/stalled-rank")]).blame == "script"
+
+
 def test_exceptions_for_lost_peers_are_not_what_two_runs_have_in_common():
     lost = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
     peer = Failure(rank=0, type="RuntimeError", message=lost, time=2.0)

@@ -89,7 +89,10 @@ def late(*ranks):
     return hung(*ranks, outcome="timeout")
 
 
+JOINS = Frame(file="/env/site-packages/torch/multiprocessing/spawn.py", line=9, function="join")
+SPAWNS = RankRun(rank=0, last_phase="script", stack=(SCRIPT, JOINS))
 POSITIVE = {
+    "launch/own-ranks": [hung(SPAWNS), hung(SPAWNS, replace(SPAWNS, rank=1))],
     "zero3/branch-hang": [
         hung(GATHERS_BRANCH, GATHERS_HEAD, stage=3),
         hung(GATHERS_BRANCH, IN_BACKWARD_OF_3, stage=3),
@@ -109,6 +112,7 @@ POSITIVE = {
     ],
 }
 NEGATIVE = {
+    "launch/own-ranks": [hung(SLEEPS), hung(replace(SPAWNS, completed=True)), hung(SPAWNS, outcome="stopped"), Case()],
     "zero3/branch-hang": [
         hung(GATHERS_BRANCH, GATHERS_HEAD, stage=2),
         hung(GATHERS_BRANCH, GATHERS_BRANCH_TOO, stage=3),
@@ -131,6 +135,7 @@ NEGATIVE = {
         Case(),
     ],
     "hang/stalled-rank": [
+        hung(SPAWNS),
         hung(WAITS_IN_STEP, LEFT_LOOP),
         hung(WAITS_IN_STEP, SLEEPS, outcome="raised"),
         late(quiet(SLEEPS, 0.3), quiet(WAITS_IN_STEP, 90)),

@@ -27,6 +27,7 @@ NOT_IN_A_LOG = {
     "numerics/gradient-underflow": "the detector measures it",
     "numerics/headroom": "the detector measures it",
     "numerics/reduction-overflow": "the detector says it",
+    "launch/own-ranks": "an observed run says it",
     "script/exited": "an observed run says it",
     "script/no-engine": "an observed run says it",
     "script/nondeterministic": "a second run of the plain leg says it",
