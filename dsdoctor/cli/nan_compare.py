@@ -23,7 +23,7 @@ def compared(folders: Sequence[str], batches: tuple[int, ...], *, as_json: bool)
         extra = {"comparison": {"a": names[0], "b": names[1], **to_dict(comparison)}}
         print(dumps(document("nan", exit_code=0, findings=(), extra=extra)))
     else:
-        print("\n".join(lines(comparison, names)))
+        print("\n".join(lines(comparison, names, batches=bool(batches))))
     return 0
 
 

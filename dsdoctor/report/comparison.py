@@ -13,13 +13,14 @@ _MEASURES = ("bits", "rounding", "factor")
 _MANY = 1000
 
 
-def lines(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
-    """What a person reads. `names` are what the two sides are called."""
+def lines(comparison: Comparison, names: tuple[str, str], *, batches: bool = False) -> Iterator[str]:
+    """What a person reads. `names` are what the two sides are called; two `batches` have no step in common to name."""
     ranks = f"rank {comparison.ranks[0]}" if len(comparison.ranks) == 1 else f"{len(comparison.ranks)} ranks"
     steps = f"{comparison.steps} step{'s' if comparison.steps != 1 else ''}"
     yield f"A  {names[0]}"
     yield f"B  {names[1]}"
-    yield f"compared: {comparison.compared:,} tensors of {steps} on {ranks}, in the order in which they came to be"
+    of = "a batch" if batches else steps
+    yield f"compared: {comparison.compared:,} tensors of {of} on {ranks}, in the order in which they came to be"
     for side, (count, first) in (("A", comparison.only_a), ("B", comparison.only_b)):
         if count:
             yield f"only in {side}: {count:,} tensors, the first is the {first}"
@@ -31,7 +32,7 @@ def lines(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
         elif any(parting.pair is pair for pair in told):
             yield f"{_HEADS[name]}: the same place"
         else:
-            yield from _parting(_HEADS[name], parting)
+            yield from _parting(_HEADS[name], parting, timed=not batches)
             told.append(parting.pair)
 
 
@@ -42,12 +43,13 @@ _HEADS = {
 }
 
 
-def _parting(head: str, parting: Parting) -> Iterator[str]:
+def _parting(head: str, parting: Parting, *, timed: bool) -> Iterator[str]:
     pair = parting.pair
     number = pair.a
     if head == _HEADS["rounding"] and pair.eps:
         head += f" (more than {pair.allowed:.3g} eps of {pair.eps:.2g})"
-    yield f"{head}: step {number.step}, micro-step {number.micro_step}, rank {pair.rank}, {place(number)}"
+    when = f"step {number.step}, micro-step {number.micro_step}, " if timed else ""
+    yield f"{head}: {when}rank {pair.rank}, {place(number)}"
     yield f"    {'A abs max':>10} {'B abs max':>10} {'B / A':>9} {'rms apart':>10}"
     for before in parting.before:
         yield f"    {_row(before)}"

@@ -244,7 +244,8 @@ def test_the_command_prints_the_place_with_its_numbers(
 def test_two_batches_of_a_run(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = told(capsys, str(reference), "--batches", "0,3")
     assert code == 0
-    assert "first different bits: step 0, micro-step 0, rank 0, input of the model: input[0]" in text
+    assert "first different bits: rank 0, input of the model: input[0]" in text
+    assert "tensors of a batch on rank 0" in text
 
 
 @pytest.mark.parametrize(
