@@ -76,7 +76,7 @@ CONFIGS = (
         {"optimizer": {"type": "Lion", "params": {"lr": 2e-6, "betas": [0.9, 0.999], "use_triton": True}}},
         {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 200, "total_num_steps": 1000}}},
         zero(1, BOTH),
-        wrong=("config/unknown-key", "config/ineffective"),
+        wrong=("config/unknown-key", "config/ineffective", "version/known-defect"),
     ),
     plain(
         "upsampling in fp16 without zero",
