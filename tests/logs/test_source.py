@@ -69,14 +69,14 @@ def test_zstd_without_a_module_is_a_clear_message(tmp_path, monkeypatch):
 
 
 def test_frames_of_zstd_that_were_added_one_after_the_other(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = pytest.importorskip("zstandard", reason="Python has a module of its own")
     path = tmp_path / "a.log.zst"
     path.write_bytes(b"".join(zstandard.compress(b"line %d\n" % at) for at in range(1000)))
     assert text(path) == "".join(f"line {at}\n" for at in range(1000))
 
 
 def test_a_cut_off_zstd_gives_what_it_has_and_says_so(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = pytest.importorskip("zstandard", reason="Python has a module of its own")
     path = tmp_path / "a.log.zst"
     packed = zstandard.compress(b"".join(b"line %d of many\n" % at for at in range(200_000)))
     path.write_bytes(packed[: len(packed) // 2])
