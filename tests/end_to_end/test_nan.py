@@ -107,3 +107,30 @@ def test_remedies_are_tried_without_zero_3_where_the_weights_are_partitioned(fol
     assert document["verdict"]["first_bad"]["module"] == "encoder.block.1.layer.1.DenseReluDense.wo"
     trials = stage(document, "numerics")["details"]["examined"]["trials"]
     assert {trial["remedy"]: trial["outcome"] for trial in trials} == {"bf16": "finite", "fp32-island": "finite"}
+
+
+def test_where_runs_part(tmp_path):
+    """The same run twice, with other partitioning, and with a division by zero in the fourth step."""
+    shutil.copy(SCRIPTS / "regression.py", tmp_path / "train.py")
+    folders = []
+    for zero, *words in ((0,), (0,), (3,), (0, "--fault", "nan")):
+        config = {
+            "train_micro_batch_size_per_gpu": 4,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+            "zero_optimization": {"stage": zero, "stage3_param_persistence_threshold": 0} if zero else {"stage": zero},
+        }
+        (tmp_path / "ds_config.json").write_text(json.dumps(config))
+        _, document = call(["nan", "ds_config.json", "train.py", *OPTIONS, "--steps", "6"], tmp_path, *words)
+        folders.append(document["report_folder"])
+    parted = []
+    for other in folders[1:]:
+        code, document = call(["nan", "compare", folders[0], other], tmp_path)
+        found = document["comparison"]
+        assert (code, found["ranks"]) == (0, [0, 1])
+        assert (found["only_a"]["count"], found["only_b"]["count"]) == (0, 0)
+        parted.append({name: found[name] for name in ("bits", "rounding")})
+    again, partitioned, faulty = parted
+    assert again == {"bits": None, "rounding": None}
+    assert partitioned["rounding"] is None
+    bad = faulty["rounding"]
+    assert (bad["step"], bad["phase"], bad["a"]["abs_max"] < 100, bad["b"]["abs_max"]) == (3, "forward", True, "nan")
