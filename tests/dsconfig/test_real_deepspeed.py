@@ -118,7 +118,7 @@ ODD = [
     {"data_efficiency": {"data_sampling": {"curriculum_learning": {"enabled": False, "x": 1}}}},
     {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True}}}},
     {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_tokens": 8}}}},
-    {"expert_parallel": {"enabled": True, "autoep_size": 2, "no_such_key": 1}},
+    {"expert_parallel": {"enabled": True, "autoep_size": 1, "no_such_key": 1}},
 ]
 
 
