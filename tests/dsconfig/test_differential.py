@@ -102,6 +102,11 @@ LATER = (
     ("ZeRO-3's optimizer refuses it", "config/conflict", about(f"{ZERO}.zero_quantized_gradients")),
     ("the scheduler's constructor refuses it", "config/conflict", about("scheduler.params.warmup_num_steps")),
     ("the engine compares the two", "config/conflict", about("tensor_parallel.tp.tp_size")),
+    (
+        "AutoEP's set-up refuses it",
+        "config/conflict",
+        lambda f, _c: re.search("AutoEP|autoep_size|expert_tensor_parallel_size", f.cause),
+    ),
     ("the engine counts the layers", "config/conflict", lambda f, _c: "random_ltd" in f.cause),
     ("the swapper opens the folder", "config/ineffective", lambda f, _c: f.keys[0].endswith("nvme_path")),
 )
