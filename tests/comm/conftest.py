@@ -15,6 +15,8 @@ ABOUT = """# Faults between ranks and nodes
 Written by `pytest -m "full or not full" tests/comm`, when all of test_nodes.py and test_starts.py has run: real
 processes over gloo, nodes in network namespaces, starts by real or (see test_starts.py) stand-in launchers.
 """
+EVERY = "full or not full"
+"""The marker expression under which no test is left out."""
 _KEPT = ("test_nodes.py", "test_starts.py")
 _seen = pytest.StashKey[dict]()
 
@@ -33,7 +35,7 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_sessionfinish(session):
     kept = {name: told for name, told in session.config.stash[_seen].items() if any(file in name for file in _KEPT)}
-    complete = {"full" in session.config.getoption("markexpr"), *(any(f in name for name in kept) for f in _KEPT)}
+    complete = {session.config.getoption("markexpr") == EVERY, *(any(f in name for name in kept) for f in _KEPT)}
     if complete != {True} or session.config.getoption("keyword") or hasattr(session.config, "workerinput"):
         return
     import torch

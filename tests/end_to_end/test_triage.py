@@ -94,6 +94,7 @@ def test_a_hang_on_rank_1(tmp_path):
     assert "rank 1" in first["cause"]
 
 
+@pytest.mark.full
 def test_batch_sizes_that_do_not_multiply(tmp_path):
     wrong = {**BF16, "train_batch_size": 64, "gradient_accumulation_steps": 2}
     code, document = triage(tmp_path, "regression.py", wrong)
@@ -103,6 +104,7 @@ def test_batch_sizes_that_do_not_multiply(tmp_path):
     assert "train_batch_size" in document["verdict"]["culprit"]
 
 
+@pytest.mark.full
 def test_hf_trainer_healthy(tmp_path):
     code, document = triage(tmp_path, "hf_trainer.py", HF, *HF_ARGUMENTS)
     assert code == 0, document
