@@ -429,6 +429,15 @@ def test_trainer_takes_our_config_and_leaves_nothing_behind(work: Path, engine: 
     assert what["huggingface_hub.upload_folder"].replacement == ""
 
 
+def test_zero_3_converts_a_model_with_the_values_that_the_trainer_filled_in(work: Path) -> None:
+    """DeepSpeed calls `zero.Init` itself on a model that was built whole; "auto" there breaks its arithmetic."""
+    write_script(work, TRAINER)
+    config = {**TRAINER_CONFIG, "zero_optimization": {"stage": 3}}
+    result = run_child(work, args=TRAINER_ARGUMENTS, steps=1, config=config)
+    assert result.trace.failure is None
+    assert (result.trace.stopped, len(result.trace.steps)) == ("steps", 1)
+
+
 def test_trainer_in_the_fp32_control_agrees_with_its_config(work: Path) -> None:
     write_script(work, TRAINER)
     config = {**TRAINER_CONFIG, "bf16": {"enabled": True}}

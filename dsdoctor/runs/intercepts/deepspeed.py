@@ -41,6 +41,8 @@ class Intercept:
         self._signature = inspect.signature(self._original)
         self._rule = StopRule(session, rank_process.end_after)
         self._observer = Observer(session, self._rule)
+        self._building = False
+        """DeepSpeed is inside `initialize`, where it calls `zero.Init` itself, with the config of its engine."""
 
     def attach(self) -> None:
         @functools.wraps(self._original)
@@ -133,7 +135,11 @@ class Intercept:
             self._containment.contain_config(config)
         with session.guard("allow fp16 on this device"):
             fp16_on_cpu.allow(session, self._deepspeed, config)
-        return self._original(**call, config=config)
+        self._building = True
+        try:
+            return self._original(**call, config=config)
+        finally:
+            self._building = False
 
     def _watch(self, engine: Any, model: ModelFacts | None, facts: EngineFacts | None) -> None:
         session = self._session
@@ -164,7 +170,8 @@ class Intercept:
             with session.guard("replace the config of zero.Init"):
                 for name in ("config_dict_or_path", "config"):
                     passed = call.arguments.get(name)
-                    if passed is not None and session.filled_in_by(passed) is None:
+                    own = self._building or session.filled_in_by(passed) is not None
+                    if passed is not None and not own:
                         call.arguments[name] = session.config()
                 if session.spec.precision == "fp32" and call.arguments.get("dtype") is not None:
                     call.arguments["dtype"] = fp32.dtype()
