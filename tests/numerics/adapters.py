@@ -8,20 +8,16 @@ its own. Each rank writes FOLDER/RANK.json: by key the hits, warnings, problems,
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
 from dsdoctor.numerics import attach
 from tests.numerics.cases import config_for
+from tests.numerics.rank_script import run_keys
 
 NAN = float("nan")
 STEPS = 3
@@ -118,17 +114,5 @@ def run(stage: int, types: str, fault: str, mode: Any) -> dict[str, Any]:
     return {"hits": hits, "error": error_text, "problems": detector.problems, "warnings": detector.warnings}
 
 
-def main() -> None:
-    folder, *wanted = sys.argv[1:]
-    deepspeed.init_distributed(dist_backend="gloo" if get_accelerator().device_name() == "cpu" else None)
-    results = {}
-    for key in wanted:
-        stage, types, fault, mode = key.split(":")
-        results[key] = run(int(stage), types, fault, mode)
-    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(results))
-    torch.distributed.barrier()
-    os._exit(0)  # gloo's threads sometimes abort a process that has finished
-
-
 if __name__ == "__main__":
-    main()
+    run_keys(lambda stage, types, fault, mode: run(int(stage), types, fault, mode))

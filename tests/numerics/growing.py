@@ -7,18 +7,14 @@ Each rank writes FOLDER/RANK.json: by PRECISION:STAGE:MODE the warnings, the fir
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
 from dsdoctor.numerics import attach
+from tests.numerics.rank_script import run_keys
 
 GROWTH, STEPS, START = 1.3, 12, 2000.0
 """2000 * 1.3 ** 11 is 35,800: still finite in fp16."""
@@ -76,20 +72,5 @@ def run(precision: str, stage: int, mode: Any) -> dict[str, Any]:
     return {"warnings": detector.warnings, "bad": bad and bad.module, "problems": detector.problems}
 
 
-def main() -> None:
-    folder, *wanted = sys.argv[1:]
-    accelerator = get_accelerator()
-    if accelerator.device_name() == "cpu":
-        type(accelerator).is_fp16_supported = lambda _: True  # type: ignore[method-assign]
-    deepspeed.init_distributed(dist_backend="gloo" if accelerator.device_name() == "cpu" else None)
-    results = {}
-    for key in wanted:
-        precision, stage, mode = key.split(":")
-        results[key] = run(precision, int(stage), mode)
-    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(results))
-    torch.distributed.barrier()
-    os._exit(0)  # gloo's threads sometimes abort a process that has finished
-
-
 if __name__ == "__main__":
-    main()
+    run_keys(lambda precision, stage, mode: run(precision, int(stage), mode))

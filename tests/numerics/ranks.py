@@ -7,19 +7,15 @@ Each rank writes FOLDER/RANK.json: by STAGE:CASE:MODE the hits, the detector's o
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
 
 from dsdoctor.numerics import attach
 from tests.numerics.cases import CASES, STEPS, config
+from tests.numerics.rank_script import run_keys
 
 
 def run(name: str, stage: int, mode: Any) -> dict[str, Any]:
@@ -52,20 +48,5 @@ def run(name: str, stage: int, mode: Any) -> dict[str, Any]:
     return {"hits": hits, "error": error_text, "problems": detector.problems, "again": again}
 
 
-def main() -> None:
-    folder, *wanted = sys.argv[1:]
-    accelerator = get_accelerator()
-    if accelerator.device_name() == "cpu":
-        type(accelerator).is_fp16_supported = lambda _: True  # type: ignore[method-assign]
-    deepspeed.init_distributed(dist_backend="gloo" if accelerator.device_name() == "cpu" else None)
-    results = {}
-    for key in wanted:
-        stage, name, mode = key.split(":")
-        results[key] = run(name, int(stage), mode)
-    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(results))
-    torch.distributed.barrier()
-    os._exit(0)  # gloo's threads sometimes abort a process that has finished
-
-
 if __name__ == "__main__":
-    main()
+    run_keys(lambda stage, name, mode: run(name, int(stage), mode))
