@@ -27,3 +27,10 @@ def test_json(capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["diagnoses"][0]["id"] == "hang/uneven-batches"
     assert "verdict" not in document
+
+
+def test_a_family_lists_its_own(capsys):
+    assert main(["explain", "hang"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len({d.id for d in ALL if d.id.startswith("hang/")}) > 1
+    assert all(line.startswith("hang/") for line in lines)
