@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsdoctor.blame.changes import Change, changes
-from dsdoctor.blame.signature import alike
 from dsdoctor.blame.suspects import suspects
 from dsdoctor.blame.verdict import decide
 from dsdoctor.blame.view import View, view_of
@@ -47,7 +46,7 @@ def plan(case: Case, findings: Sequence[Finding], depth: Depth) -> Plan:
     blame = decide(case, findings).blame
     if blame == "environment":
         return Plan(why_not="the machine is to blame, whatever the config says")
-    if any(f.id == "version/known-defect" for f in view.roots) and depth != "asked":
+    if view.defect is not None and depth != "asked":
         return Plan(why_not="a known defect of this release explains it")
     suspicions = suspects(case, findings)
     pool = () if depth == "suspects" else tuple(_pool(view, blame, asked=depth == "asked"))
@@ -117,5 +116,4 @@ def _steps(view: View) -> int | None:
 def _seen(view: View) -> int:
     """The detector's run is the given config once more, and so is the plain run where it fails in the same way."""
     shown = view.case.first_bad is not None
-    alike_without = view.given is not None and view.plain is not None and alike(view.given, view.plain)
-    return 1 + shown + alike_without
+    return 1 + shown + view.fails_alike

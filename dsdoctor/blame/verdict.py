@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dsdoctor.blame import replayed
 from dsdoctor.blame.facts import Bisection
-from dsdoctor.blame.signature import alike, own_failures
+from dsdoctor.blame.signature import own_failures
 from dsdoctor.blame.view import NOT_THE_MACHINES, View, is_numeric, too_big, view_of
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.internal import is_check
@@ -29,7 +29,6 @@ _ENVIRONMENT_IDS = {
     "version/incompatible",
     "version/rank-mismatch",
 }
-_DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _CONFIG = ("config/", "zero3/", "loss-scale/static", "autograd/direct-backward")
 _BEFORE_THE_RUN = ("environment", "memory")
 _SCRIPT_IDS = {"launch/local-rank-mismatch", "script/step-before-backward"}
@@ -75,8 +74,7 @@ def _defect(view: View) -> Verdict | None:
     Where it was refused with a message and a key makes it pass, the message was the answer to that key.
     """
     refused = view.proof is not None and any(is_check(failure) for failure in _failures(view))
-    ids = {"version/known-defect"} if refused else _DEEPSPEED_IDS
-    finding = view.root(lambda f: f.id in ids)
+    finding = view.defect or (None if refused else view.root(lambda f: f.id == "deepspeed/internal-error"))
     if finding is None:
         return None
     keys = finding.keys or (view.proof.keys if view.proof is not None else ())
@@ -113,7 +111,7 @@ def _precision(view: View) -> Verdict | None:
         return None
     if view.control_health.failed or not (view.given_health and view.given_health.of_the_precision):
         return None
-    if not (view.plain is None or _fail_alike(view)):
+    if not (view.plain is None or view.fails_alike):
         return None
     precision = view.given.facts.precision if view.given and view.given.facts else "low precision"
     where = _where(view) or (f": {view.given_health.why}" if view.given_health.refused_type else "")
@@ -132,7 +130,7 @@ def _script(view: View) -> Verdict | None:
     numeric = is_numeric(view.given_health) and is_numeric(view.plain_health)
     if numeric and view.low_precision and not (view.control_health and view.control_health.failed):
         return None
-    if not numeric and not _fail_alike(view):
+    if not numeric and not view.fails_alike:
         return None
     why = view.given_health.why if view.given_health else ""
     finding = view.roots[0] if view.roots else None
@@ -228,16 +226,12 @@ def _what_would_settle(view: View) -> str:
         return "; but the run without DeepSpeed does not repeat its own losses: compare again with fixed seeds (--seed)"
     if too_big(view.plain):
         return f"; the model does not fit without ZeRO, so there is nothing to compare with: {_NEXT_BEST}"
-    if view.plain_failed and view.plain_health and not _fail_alike(view):
+    if view.plain_failed and view.plain_health and not view.fails_alike:
         return f"; without DeepSpeed it fails otherwise ({view.plain_health.why})"
     return ""
 
 
 _NEXT_BEST = "try a lower ZeRO stage (blame --bisect does), fewer layers (--shrink), or the CPU (--device cpu)"
-
-
-def _fail_alike(view: View) -> bool:
-    return view.given is not None and view.plain is not None and alike(view.given, view.plain)
 
 
 def _where(view: View) -> str:

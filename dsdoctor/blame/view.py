@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dsdoctor.blame.compare import diverged, nondeterministic
 from dsdoctor.blame.facts import Bisection
 from dsdoctor.blame.health import Health, judge
+from dsdoctor.blame.signature import alike
 from dsdoctor.case import Case
 from dsdoctor.finding import Finding
 from dsdoctor.runs.facts import Run
@@ -47,6 +48,16 @@ class View:
     @property
     def plain_passed(self) -> bool:
         return self.plain_health is not None and not self.plain_health.failed
+
+    @property
+    def fails_alike(self) -> bool:
+        """It fails without DeepSpeed too, and in the same way."""
+        return self.given is not None and self.plain is not None and alike(self.given, self.plain)
+
+    @property
+    def defect(self) -> Finding | None:
+        """A known defect of DeepSpeed that may be what failed: the plain run, which has no such defect, passes."""
+        return None if self.fails_alike else self.root(lambda f: f.id == "version/known-defect")
 
     @property
     def out_of_time(self) -> bool:

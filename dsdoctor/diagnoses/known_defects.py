@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dsdoctor.blame.health import Health, judge
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import context
 from dsdoctor.diagnoses.base import Diagnosis
@@ -192,7 +193,8 @@ class KnownDefect(Diagnosis):
     release, or read in its code; the range is what was seen, no more. Where every run with such a config is hurt it is
     an error, where it needs a bad step as well a warning. A defect that only hides or worsens another fault is a note
     until the job shows a value that is not finite. A gradient norm of exactly 1, 1.414, 1.732, ... in step after step
-    is the sign for NaN that some releases report.
+    is the sign for NaN that some releases report. A defect of the numbers does not explain a run that was refused,
+    raised, hung or was killed: there it is a warning, for the time after that is mended.
 
     When it could be wrong: a vendor's build with the same version number and a mended code; a range whose end is open
     because no release without the defect was known when this was written.
@@ -210,12 +212,11 @@ class KnownDefect(Diagnosis):
             effective = Effective.of(config)
             for defect in DEFECTS:
                 if in_range(config.release, defect.since, defect.until) and defect.meets(effective):
-                    yield self._met(config, defect, bad=_went_bad(case))
+                    yield self._met(config, defect, _severity(case, defect))
         yield from self._complex_parameters(case)
         yield from self._sentinel_norm(case)
 
-    def _met(self, config: ConfigFacts, defect: Defect, *, bad: bool) -> Finding:
-        severity: Severity = "info" if defect.latent and not bad else defect.severity
+    def _met(self, config: ConfigFacts, defect: Defect, severity: Severity) -> Finding:
         ends = f"; ended in {defect.fixed_in}" if defect.fixed_in else ""
         seen = f"DeepSpeed {config.release}; the defect is known from {defect.since} to {defect.until or 'now'}{ends}"
         return self.finding(
@@ -292,6 +293,15 @@ def _release(case: Case) -> str:
     """The job's DeepSpeed release, "" where nothing names it. What a log says of its own job counts first."""
     logged = case.logs.versions.get("deepspeed", "") if case.logs is not None else ""
     return logged or (case.config.release if case.config is not None else "")
+
+
+def _severity(case: Case, defect: Defect) -> Severity:
+    """What the defect is to this job: each in the table spoils numbers, so it ends no job whose numbers are sound."""
+    run = context.own_run(case)
+    health = judge(run) if run is not None else Health()
+    if defect.latent and not _went_bad(case):
+        return "info"
+    return "warning" if defect.severity == "error" and health.failed and not health.numeric else defect.severity
 
 
 def _went_bad(case: Case) -> bool:

@@ -277,6 +277,15 @@ def test_a_known_defect_comes_before_the_config():
     assert (verdict.blame, verdict.culprit) == ("deepspeed", ("zero_optimization.stage",))
 
 
+def test_a_known_defect_does_not_explain_what_the_run_without_deepspeed_does_too():
+    """fp16 without ZeRO is hurt in every step, but a script that takes the log of 0 is the script's all the same."""
+    found = [finding("version/known-defect"), finding("numerics/nan-loss")]
+    legs = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD))
+    assert blame(*legs, leg("control-fp32", BAD), findings=found).blame == "script"
+    assert blame(raised("with-deepspeed"), raised("without-deepspeed"), findings=found).blame == "script"
+    assert blame(legs[0], leg("without-deepspeed"), findings=found).blame == "deepspeed"
+
+
 def test_a_consequence_is_never_the_reason():
     consequence = finding("launch/port-in-use", role="consequence")
     assert blame(raised("with-deepspeed"), raised("without-deepspeed"), findings=[consequence]).blame == "script"

@@ -158,3 +158,11 @@ def test_the_table_is_well_formed():
     for defect in DEFECTS:
         assert defect.keys
         assert defect.latent is False or defect.severity == "warning"
+
+
+def test_a_defect_of_the_numbers_does_not_explain_an_exception():
+    """Refused for fp16 beside bf16, or a KeyError: both would fail without the defect as well."""
+    (beside,) = found(judged("0.19.8", FP16, run=run(model(("torch.float16", 100)), failure=CRASH)))
+    assert beside.severity == "warning"
+    (hurt,) = found(judged("0.19.8", FP16, run=run(model(("torch.float16", 100)))))
+    assert hurt.severity == "error"

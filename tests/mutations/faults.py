@@ -222,6 +222,25 @@ FAULTS = (
         styles=_OWN_LOOP,
     ),
     Fault(
+        name="key-error-unscaled-fp16",
+        blame=("script",),
+        plant={"batch": "if step == 3 and rank == 1: {}['unknown']"},
+        config=FP16,
+        ids=("launch/user-exception",),
+        stages=(0,),
+        styles=_OWN_LOOP,
+    ),
+    Fault(
+        name="log-of-zero-unscaled-fp16",
+        blame=("script",),
+        plant={"loss": "loss = loss + (0 * torch.log(loss * 0) if step == 4 else 0)"},
+        config=FP16,
+        ids=NAN,
+        bad={"step": 4},
+        stages=(0,),
+        styles=_OWN_LOOP,
+    ),
+    Fault(
         name="complex-parameter",
         blame=("deepspeed",),
         plant={
