@@ -49,9 +49,22 @@ def _environment(view: View) -> Verdict | None:
     """Ports, network, memory, disk, builds, versions. A run that passed refutes an estimate."""
     if view.given_passed:
         return None
-    explained = view.given is not None and bool(view.given.failures) and view.root(_is_config) is not None
-    finding = view.root(lambda f: _is_environment(f) and not (explained and _predicted(f)))
+    known = _known_otherwise(view)
+    finding = view.root(lambda f: _is_environment(f) and not (known and _predicted(f)))
     return _blame("environment", view, finding.cause, finding.confidence) if finding else None
+
+
+def _known_otherwise(view: View) -> bool:
+    """It failed by its numbers or with an exception, and not for what the stages before the run foresaw.
+
+    An exception is known where the config explains it, or where the plain run raises it too; one for want of memory is
+    what may have been foreseen.
+    """
+    if is_numeric(view.given_health):
+        return True
+    if view.given is None or not view.given.failures or too_big(view.given):
+        return False
+    return view.root(_is_config) is not None or view.fails_alike
 
 
 def _is_config(finding: Finding) -> bool:

@@ -107,10 +107,10 @@ def is_numeric(health: Health | None) -> bool:
     return health is not None and health.numeric
 
 
-def too_big(plain: Run | None) -> bool:
-    """The run without DeepSpeed ended for want of memory, which ZeRO would have saved: that is no failure of it."""
-    if plain is None:
+def too_big(run: Run | None) -> bool:
+    """The run ended for want of memory. Without DeepSpeed that is no failure: ZeRO would have saved it."""
+    if run is None:
         return False
-    said = any("OutOfMemoryError" in f.type or "out of memory" in f.message.lower() for f in plain.failures)
-    killed = plain.outcome in ("killed", "out-of-memory") and plain.oom_kills > 0
-    return said or killed or plain.outcome == "out-of-memory"
+    said = any("OutOfMemoryError" in f.type or "out of memory" in f.message.lower() for f in run.failures)
+    killed = run.outcome in ("killed", "out-of-memory") and run.oom_kills > 0
+    return said or killed or run.outcome == "out-of-memory"

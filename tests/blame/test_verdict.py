@@ -266,6 +266,16 @@ def test_a_prediction_about_the_machine_yields_to_what_the_run_raised_for_the_co
     assert blame(raised("with-deepspeed"), findings=[predicted]).blame == "environment"
 
 
+def test_a_prediction_about_the_machine_does_not_explain_what_it_did_not_foresee():
+    predicted = replace(finding("memory/will-not-fit"), evidence=(Evidence(source="memory", text="30 GiB of 22"),))
+    bad = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), leg("control-fp32", BAD))
+    assert blame(*bad, findings=[predicted]).blame == "script"
+    assert blame(raised("with-deepspeed"), raised("without-deepspeed"), findings=[predicted]).blame == "script"
+    short = {"kind": "torch.OutOfMemoryError", "message": "CUDA out of memory."}
+    runs = (raised("with-deepspeed", **short), raised("without-deepspeed", **short))
+    assert blame(*runs, findings=[predicted]).blame == "environment"
+
+
 def test_a_run_that_passed_refutes_an_estimate_of_the_environment():
     verdict = blame(leg("with-deepspeed"), findings=[finding("memory/will-not-fit")])
     assert verdict.blame == "inconclusive"
