@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dsdoctor.blame.aside import in_order
 from dsdoctor.blame.verdict import decide
 from dsdoctor.case import Case
 from dsdoctor.diagnoses import diagnose
@@ -146,7 +147,7 @@ def _finish(examination: Examination) -> Triage:
         job=examination.job,
         case=examination.case,
         stages=tuple(examination.results),
-        findings=diagnosis.findings,
+        findings=in_order(examination.case, diagnosis.findings),
         verdict=decide(examination.case, diagnosis.findings),
         stopped_early=examination.interrupted or examination.out_of_budget,
         broken_rules=diagnosis.broken,

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dsdoctor.blame.aside import relevant
 from dsdoctor.blame.changes import Change, changes
 from dsdoctor.blame.suspects import suspects
 from dsdoctor.blame.verdict import decide
-from dsdoctor.blame.view import View, view_of
+from dsdoctor.blame.view import View
 from dsdoctor.case import Case
 from dsdoctor.dsconfig.effective import Effective
 from dsdoctor.finding import Finding
@@ -38,7 +39,7 @@ class Plan:
 
 def plan(case: Case, findings: Sequence[Finding], depth: Depth) -> Plan:
     """Decide from what the legs have shown."""
-    view = view_of(case, findings)
+    view = relevant(case, findings)
     if view.given is None or case.config is None:
         return Plan(why_not="no run to explain")
     if not view.given_failed:
@@ -46,7 +47,7 @@ def plan(case: Case, findings: Sequence[Finding], depth: Depth) -> Plan:
     blame = decide(case, findings).blame
     if blame == "environment":
         return Plan(why_not="the machine is to blame, whatever the config says")
-    if view.defect is not None and depth != "asked":
+    if view.root(lambda f: f.id == "version/known-defect") is not None and depth != "asked":
         return Plan(why_not="a known defect of this release explains it")
     suspicions = suspects(case, findings)
     pool = () if depth == "suspects" else tuple(_pool(view, blame, asked=depth == "asked"))

@@ -9,35 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dsdoctor.blame import replayed
+from dsdoctor.blame.aside import relevant
 from dsdoctor.blame.facts import Bisection
+from dsdoctor.blame.families import is_config, is_environment
 from dsdoctor.blame.signature import own_failures
-from dsdoctor.blame.view import NOT_THE_MACHINES, View, is_numeric, too_big, view_of
+from dsdoctor.blame.view import View, is_numeric, too_big
 from dsdoctor.case import Case
 from dsdoctor.diagnoses.internal import is_check
 from dsdoctor.finding import Blame, Finding, Verdict
 from dsdoctor.runs.facts import Failure
 
-_ENVIRONMENT = ("environment/", "comm/", "memory/", "build/", "disk/", "hardware/", "nvme/")
-_ENVIRONMENT_IDS = {
-    "launch/port-in-use",
-    "launch/ssh-or-hostfile",
-    "launch/launcher-missing",
-    "launch/world-size-mismatch",
-    "launch/sighup",
-    "launch/cancelled",
-    "numerics/dtype-unsupported",
-    "version/incompatible",
-    "version/rank-mismatch",
-}
-_CONFIG = ("config/", "zero3/", "loss-scale/static", "autograd/direct-backward")
-_BEFORE_THE_RUN = ("environment", "memory")
+_DEEPSPEED_IDS = {"version/known-defect", "deepspeed/internal-error"}
 _SCRIPT_IDS = {"launch/local-rank-mismatch", "script/step-before-backward"}
 """What only the script can mend, although the plain run, which makes no such check, passes."""
 
 
 def decide(case: Case, findings: Sequence[Finding]) -> Verdict:
     """The verdict over all that is known."""
-    view = view_of(case, findings)
+    view = relevant(case, findings)
     for rule in _RULES:
         verdict = rule(view)
         if verdict is not None:
@@ -47,38 +36,8 @@ def decide(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 def _environment(view: View) -> Verdict | None:
     """Ports, network, memory, disk, builds, versions. A run that passed refutes an estimate."""
-    if view.given_passed:
-        return None
-    known = _known_otherwise(view)
-    finding = view.root(lambda f: _is_environment(f) and not (known and _predicted(f)))
+    finding = None if view.given_passed else view.root(is_environment)
     return _blame("environment", view, finding.cause, finding.confidence) if finding else None
-
-
-def _known_otherwise(view: View) -> bool:
-    """It failed by its numbers or with an exception, and not for what the stages before the run foresaw.
-
-    An exception is known where the config explains it, or where the plain run raises it too; one for want of memory is
-    what may have been foreseen.
-    """
-    if is_numeric(view.given_health):
-        return True
-    if view.given is None or not view.given.failures or too_big(view.given):
-        return False
-    return view.root(_is_config) is not None or view.fails_alike
-
-
-def _is_config(finding: Finding) -> bool:
-    return finding.id.startswith(_CONFIG)
-
-
-def _predicted(finding: Finding) -> bool:
-    """It rests on the stages before the run alone; a run that raised for the config never came as far as that."""
-    return bool(finding.evidence) and all(evidence.source in _BEFORE_THE_RUN for evidence in finding.evidence)
-
-
-def _is_environment(finding: Finding) -> bool:
-    family = finding.id.startswith(_ENVIRONMENT) and finding.id not in NOT_THE_MACHINES
-    return family or finding.id in _ENVIRONMENT_IDS
 
 
 def _defect(view: View) -> Verdict | None:
@@ -87,7 +46,8 @@ def _defect(view: View) -> Verdict | None:
     Where it was refused with a message and a key makes it pass, the message was the answer to that key.
     """
     refused = view.proof is not None and any(is_check(failure) for failure in _failures(view))
-    finding = view.defect or (None if refused else view.root(lambda f: f.id == "deepspeed/internal-error"))
+    ids = {"version/known-defect"} if refused else _DEEPSPEED_IDS
+    finding = view.root(lambda f: f.id in ids)
     if finding is None:
         return None
     keys = finding.keys or (view.proof.keys if view.proof is not None else ())
@@ -106,7 +66,7 @@ def _config(view: View) -> Verdict | None:
         rate = f" (it failed {proof.given} times as given, {proof.changed} changed)" if _by_chance(proof) else ""
         text = f"the run fails as given and passes once only {keys} {_are(proof.keys)} changed{rate}"
         return _blame("config", view, text, 0.9 if proof.minimal else 0.7, proof.keys)
-    finding = view.root(_is_config)
+    finding = view.root(is_config)
     return _blame("config", view, finding.cause, finding.confidence, finding.keys) if finding else None
 
 

@@ -55,11 +55,6 @@ class View:
         return self.given is not None and self.plain is not None and alike(self.given, self.plain)
 
     @property
-    def defect(self) -> Finding | None:
-        """A known defect of DeepSpeed that may be what failed: the plain run, which has no such defect, passes."""
-        return None if self.fails_alike else self.root(lambda f: f.id == "version/known-defect")
-
-    @property
     def out_of_time(self) -> bool:
         """The time limit ended the run, and no rule shows that it stood still: it may only be slow."""
         ended = self.given_health is not None and self.given_health.trouble == "timeout"

@@ -66,6 +66,9 @@ def raised(name, kind="KeyError", message="'unknown'"):
     return leg(name, outcome="raised", failure=failure)
 
 
+RAISED = (raised("with-deepspeed"), raised("without-deepspeed"))
+
+
 def test_healthy_needs_steps_and_no_error():
     assert blame(leg("with-deepspeed"), leg("without-deepspeed")).blame == "healthy"
     assert blame(leg("with-deepspeed", steps=())).blame == "inconclusive"
@@ -285,6 +288,17 @@ def test_a_known_defect_comes_before_the_config():
     found = [finding("config/conflict"), finding("version/known-defect", keys=("zero_optimization.stage",))]
     verdict = blame(leg("with-deepspeed", BAD), findings=found)
     assert (verdict.blame, verdict.culprit) == ("deepspeed", ("zero_optimization.stage",))
+
+
+def test_a_key_does_not_explain_what_the_script_raises_in_training():
+    """An unknown key is harmless to most scripts; a KeyError in the third batch is the script's with or without it."""
+    found = [finding("config/unknown-key", keys=("gradient_cliping",))]
+    assert blame(*RAISED, findings=found).blame == "script"
+    assert blame(leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), findings=found).blame == "config"
+    early = [replace(run, ranks=tuple(replace(rank, steps=()) for rank in run.ranks)) for run in RAISED]
+    assert blame(*early, findings=found).blame == "config"
+    seen = replace(found[0], id="config/refused-value", evidence=(Evidence(source="with-deepspeed", text="betas"),))
+    assert blame(*RAISED, findings=[seen]).blame == "config"
 
 
 def test_a_known_defect_does_not_explain_what_the_run_without_deepspeed_does_too():

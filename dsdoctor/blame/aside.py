@@ -1,0 +1,70 @@
+"""Findings that hold and yet are not what the job failed of.
+
+A job can have two faults, and only one of them ended it. What the stages before the run foresaw, a defect of the
+installed release and a key that nobody reads stay faults in their own right; but the verdict does not rest on them
+where the runs show that the failure came of something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dsdoctor.blame.families import is_config, is_environment
+from dsdoctor.blame.view import View, is_numeric, too_big, view_of
+from dsdoctor.case import Case
+from dsdoctor.finding import Finding
+
+_BEFORE_THE_RUN = ("environment", "memory")
+
+
+def relevant(case: Case, findings: Sequence[Finding]) -> View:
+    """The view of the rules of the verdict: without the roots that the runs show to be beside the point."""
+    view = view_of(case, findings)
+    return replace(view, roots=tuple(finding for finding in view.roots if not _aside(view, finding)))
+
+
+def in_order(case: Case, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, those that are beside the point after the other errors."""
+    roots = view_of(case, findings).roots
+    first = relevant(case, findings).roots
+    beside = [finding for finding in roots if finding not in first]
+    return (*first, *beside, *(finding for finding in findings if finding not in roots))
+
+
+def _aside(view: View, finding: Finding) -> bool:
+    if is_environment(finding):
+        return _foreseen(finding) and _known_otherwise(view)
+    if finding.id == "version/known-defect":
+        return view.fails_alike  # the plain run has no such defect
+    return _of_lint(view, finding) and _raised_in_training(view)
+
+
+def _foreseen(finding: Finding) -> bool:
+    """It rests on the stages before the run alone. A defective GPU can spoil anything."""
+    before = bool(finding.evidence) and all(evidence.source in _BEFORE_THE_RUN for evidence in finding.evidence)
+    return before and not finding.id.startswith("hardware/")
+
+
+def _known_otherwise(view: View) -> bool:
+    """It failed by its numbers, or with an exception that the config explains or that the plain run raises too.
+
+    An exception for want of memory is what may have been foreseen.
+    """
+    if is_numeric(view.given_health):
+        return True
+    if view.given is None or not view.given.failures or too_big(view.given):
+        return False
+    return view.root(is_config) is not None or view.fails_alike
+
+
+def _of_lint(view: View, finding: Finding) -> bool:
+    """It rests on the ds_config alone, not on what a run did."""
+    legs = {run.leg for run in view.case.runs}
+    return finding.id.startswith("config/") and not any(evidence.source in legs for evidence in finding.evidence)
+
+
+def _raised_in_training(view: View) -> bool:
+    """An exception after the first step that the plain run raises too: keys are refused before there is a step."""
+    ended = view.given_health is not None and view.given_health.trouble in ("raised", "exited")
+    return ended and view.fails_alike and view.given is not None and any(rank.steps for rank in view.given.ranks)
