@@ -66,7 +66,9 @@ class LocalRankMismatch(TextDiagnosis):
     severity = "error"
     title = "--local_rank and LOCAL_RANK do not go together"
     forms = (
-        Form(message=r"Mismatch in local rank setting"),
+        Form(
+            message=r"Mismatch in local rank setting(?:, args\.local_rank=0 but env\['LOCAL_RANK'\]=(?P<unasked>\d+))?"
+        ),
         Form(types=("SystemExit", "ArgumentError"), message=r"unrecognized arguments: .*--local[-_]rank"),
         Form(message=r"not used by the HfArgumentParser: .*--local[-_]rank"),
         Form(message=r"Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device"),
@@ -75,12 +77,20 @@ class LocalRankMismatch(TextDiagnosis):
     cause = "the --local_rank argument of the launcher and the script's own idea of its local rank do not go together"
     fixes = (
         Fix(text="read LOCAL_RANK from the environment and accept --local_rank in the argument parser"),
-        Fix(text="or start it with the launcher it was written for: deepspeed passes --local_rank, torchrun does not"),
+        Fix(
+            text="or start it with the launcher it was written for: deepspeed passes --local_rank, torchrun does "
+            "not (dsdoctor starts it so with --launcher deepspeed)"
+        ),
         Fix(text="or start with deepspeed --no_local_rank, where the script refuses the argument"),
     )
 
     def tell(self, groups: Mapping[str, str]) -> str:
-        """What it means, by whether the argument or the GPU is at stake."""
+        """What it means: the default of the script's own argument, another argument, or one GPU for two ranks."""
+        if groups.get("unasked"):
+            return (
+                f"the script's --local_rank is 0 on the process whose LOCAL_RANK is {groups['unasked']}: its launcher "
+                "passes no such argument (torchrun does not, deepspeed does), so that the argument's default counts"
+            )
         if not groups.get("one"):
             return self.cause
         return (

@@ -135,6 +135,13 @@ def test_an_exception_that_passes_through_the_engine_is_still_the_users():
     assert "train.py:72" in finding.cause
 
 
+def test_a_local_rank_that_no_launcher_passed_is_told_as_the_default_that_it_is():
+    text = "Mismatch in local rank setting, args.local_rank=0 but env['LOCAL_RANK']=1."
+    (finding,) = found(failed("AssertionError", text, INITIALIZE), "launch/local-rank-mismatch")
+    assert "LOCAL_RANK is 1" in finding.cause
+    assert "default" in finding.cause
+
+
 def test_a_rank_that_torchrun_killed_was_not_killed_for_memory():
     def printed(code, rank, text, line):
         return replace(process_exit(code, rank=rank), evidence=Evidence(source="train.log", line=line, text=text))
