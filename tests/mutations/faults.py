@@ -244,7 +244,7 @@ FAULTS = (
         name="complex-parameter",
         blame=("deepspeed",),
         plant={
-            "model": "model.spectrum = torch.nn.Parameter(torch.ones(3, dtype=torch.cfloat))",
+            "model": "model.head.spectrum = torch.nn.Parameter(torch.ones(3, dtype=torch.cfloat))",
             "loss": "loss = loss + 0 * SPECTRUM",
         },
         ids=("deepspeed/internal-error", "version/known-defect"),
@@ -266,9 +266,9 @@ FAULTS = (
 )
 PLACES = {
     # What the text of a fault calls the first weight and its width, in each style.
-    "loop": {"WEIGHTS": "engine.module.embed", "WIDTH": "16", "SPECTRUM": "engine.module.spectrum.abs().sum()"},
-    "trainer": {"WEIGHTS": "self.model.transformer.wte", "WIDTH": "32", "SPECTRUM": "0"},
-    "accelerated": {"WEIGHTS": "model.module.embed", "WIDTH": "16", "SPECTRUM": "0"},
+    "loop": {"WEIGHTS": "engine.module.embed", "WIDTH": "16", "SPECTRUM": "engine.module.head.spectrum.abs().sum()"},
+    "trainer": {"WEIGHTS": "self.model.transformer.wte", "WIDTH": "32"},
+    "accelerated": {"WEIGHTS": "model.module.embed", "WIDTH": "16"},
 }
 
 
