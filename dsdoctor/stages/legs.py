@@ -134,7 +134,8 @@ def _nothing_to_compare(examination: Examination) -> str:
     if (unfinished or not judge(given).failed) and not any(rank.called_engine for rank in given.ranks):
         return "the script never handed a model to DeepSpeed, so both runs are the same"
     config = examination.result("config")
-    if config is not None and config.status == "failed" and given.outcome == "raised":
+    trained = any(rank.steps for rank in given.ranks)
+    if config is not None and config.status == "failed" and given.outcome == "raised" and not trained:
         return "the ds_config itself stops DeepSpeed; mend it first"
     return ""
 
