@@ -31,6 +31,7 @@ CLIENT = {
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000},
 }
 AUTO = {
+    "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
@@ -87,9 +88,10 @@ def test_cifar_with_its_config_as_a_dict(tmp_path: Path) -> None:
     assert any("train_batch_size" in note for note in notes(document))
 
 
-@pytest.mark.parametrize("on_cpu", [("--use_cpu",), ()])
-def test_gpt2_with_the_trainer(tmp_path: Path, on_cpu: tuple[str, ...]) -> None:
-    given = (*on_cpu, "--output_dir", "out", "--bf16", "--report_to", "none", "--max_steps", "20")
+@pytest.mark.parametrize("device", [("--use_cpu", "--bf16"), ()])
+def test_gpt2_with_the_trainer(tmp_path: Path, device: tuple[str, ...]) -> None:
+    """Also for a start that names no device, where Transformers refuses `--bf16` itself if there is no GPU."""
+    given = (*device, "--output_dir", "out", "--report_to", "none", "--max_steps", "20")
     batch = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--warmup_steps", "3")
     rate = ("--learning_rate", "2e-3", "--max_grad_norm", "0.5", "--save_steps", "2")
     document = examine(tmp_path, "gpt2_finetune", AUTO, *given, *batch, *rate, "--deepspeed", "theirs.json")
@@ -98,7 +100,7 @@ def test_gpt2_with_the_trainer(tmp_path: Path, on_cpu: tuple[str, ...]) -> None:
     assert config["scheduler"]["params"]["warmup_num_steps"] == 3
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (4, 2)
     assert config["gradient_clipping"] == 0.5, "of the arguments, not of theirs.json"
-    assert config["bf16"]["enabled"] is True
+    assert config["bf16"]["enabled"] is ("--bf16" in device)
     assert config["train_batch_size"] == 4 * 2 * 2, "of two ranks"
     told = notes(document)
     assert any("differs from the given one, which is used, in: gradient_clipping" in note for note in told)
