@@ -34,7 +34,7 @@ def in_order(case: Case, findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def _aside(view: View, finding: Finding) -> bool:
     if is_environment(finding):
-        return _foreseen(finding) and _known_otherwise(view)
+        return _foreseen(finding) and _known_otherwise(view, finding)
     if finding.id == "version/known-defect":
         return view.fails_alike  # the plain run has no such defect
     return _of_lint(view, finding) and _raised_in_training(view)
@@ -46,16 +46,18 @@ def _foreseen(finding: Finding) -> bool:
     return before and not finding.id.startswith("hardware/")
 
 
-def _known_otherwise(view: View) -> bool:
+def _known_otherwise(view: View, finding: Finding) -> bool:
     """It failed by its numbers, or with an exception that the config explains or that the plain run raises too.
 
-    An exception for want of memory is what may have been foreseen.
+    What both runs raise before the first step can be what was foreseen (libraries that do not go together), but for a
+    want of memory, which has exceptions of its own.
     """
     if is_numeric(view.given_health):
         return True
     if view.given is None or not view.given.failures or too_big(view.given):
         return False
-    return view.root(is_config) is not None or view.fails_alike
+    both = view.fails_alike and (_trained(view) or finding.id.startswith("memory/"))
+    return both or view.root(is_config) is not None
 
 
 def _of_lint(view: View, finding: Finding) -> bool:
@@ -67,4 +69,8 @@ def _of_lint(view: View, finding: Finding) -> bool:
 def _raised_in_training(view: View) -> bool:
     """An exception after the first step that the plain run raises too: keys are refused before there is a step."""
     ended = view.given_health is not None and view.given_health.trouble in ("raised", "exited")
-    return ended and view.fails_alike and view.given is not None and any(rank.steps for rank in view.given.ranks)
+    return ended and view.fails_alike and _trained(view)
+
+
+def _trained(view: View) -> bool:
+    return view.given is not None and any(rank.steps for rank in view.given.ranks)

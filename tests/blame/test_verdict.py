@@ -67,6 +67,8 @@ def raised(name, kind="KeyError", message="'unknown'"):
 
 
 RAISED = (raised("with-deepspeed"), raised("without-deepspeed"))
+EARLY = tuple(replace(run, ranks=tuple(replace(rank, steps=()) for rank in run.ranks)) for run in RAISED)
+"""The same before the first step."""
 
 
 def test_healthy_needs_steps_and_no_error():
@@ -274,6 +276,8 @@ def test_a_prediction_about_the_machine_does_not_explain_what_it_did_not_foresee
     bad = (leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), leg("control-fp32", BAD))
     assert blame(*bad, findings=[predicted]).blame == "script"
     assert blame(raised("with-deepspeed"), raised("without-deepspeed"), findings=[predicted]).blame == "script"
+    assert blame(*EARLY, findings=[predicted]).blame == "script"
+    assert blame(*EARLY, findings=[replace(predicted, id="version/incompatible")]).blame == "environment"
     short = {"kind": "torch.OutOfMemoryError", "message": "CUDA out of memory."}
     runs = (raised("with-deepspeed", **short), raised("without-deepspeed", **short))
     assert blame(*runs, findings=[predicted]).blame == "environment"
@@ -295,8 +299,7 @@ def test_a_key_does_not_explain_what_the_script_raises_in_training():
     found = [finding("config/unknown-key", keys=("gradient_cliping",))]
     assert blame(*RAISED, findings=found).blame == "script"
     assert blame(leg("with-deepspeed", BAD), leg("without-deepspeed", BAD), findings=found).blame == "config"
-    early = [replace(run, ranks=tuple(replace(rank, steps=()) for rank in run.ranks)) for run in RAISED]
-    assert blame(*early, findings=found).blame == "config"
+    assert blame(*EARLY, findings=found).blame == "config"
     seen = replace(found[0], id="config/refused-value", evidence=(Evidence(source="with-deepspeed", text="betas"),))
     assert blame(*RAISED, findings=[seen]).blame == "config"
 
