@@ -26,6 +26,9 @@ from dsdoctor.runs.flight_recorder import dumps
 
 EXIT_TIMEOUT = 75
 EXIT_TERMINATED = 128 + signal.SIGTERM
+_STAY = 2.0
+"""Seconds that a rank stays after it has said so: its end closes the connections, and with them the call that others,
+whose clock runs out a moment later, still have to be seen in."""
 _LOOK_EVERY = 0.1
 _ASKED = 2.0
 """Seconds for NCCL's answer; all ranks ask at about the same time, before the first of them ends."""
@@ -96,6 +99,7 @@ class Watchdog:
         )
         if event == "timeout":
             self._ask()
+            time.sleep(_STAY)
         os._exit(code)
 
     def _ask(self) -> None:
