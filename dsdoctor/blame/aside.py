@@ -21,15 +21,14 @@ _BEFORE_THE_RUN = ("environment", "memory")
 def relevant(case: Case, findings: Sequence[Finding]) -> View:
     """The view of the rules of the verdict: without the roots that the runs show to be beside the point."""
     view = view_of(case, findings)
-    return replace(view, roots=tuple(finding for finding in view.roots if not _aside(view, finding)))
+    return replace(view, roots=tuple(root for root in view.roots if not _aside(view, root)))
 
 
 def in_order(case: Case, findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings, those that are beside the point after the other errors."""
-    roots = view_of(case, findings).roots
-    first = relevant(case, findings).roots
-    beside = [finding for finding in roots if finding not in first]
-    return (*first, *beside, *(finding for finding in findings if finding not in roots))
+    view = view_of(case, findings)
+    roots = sorted(view.roots, key=lambda root: _aside(view, root))
+    return (*roots, *(finding for finding in findings if finding not in roots))
 
 
 def _aside(view: View, finding: Finding) -> bool:
@@ -73,4 +72,4 @@ def _raised_in_training(view: View) -> bool:
 
 
 def _trained(view: View) -> bool:
-    return view.given is not None and any(rank.steps for rank in view.given.ranks)
+    return view.given is not None and view.given.steps_made > 0

@@ -53,7 +53,7 @@ def _cell(engine: str, precision: str, run: Run, moved: Health | None = None) ->
 
 
 def _words(run: Run, health: Health) -> tuple[str, str]:
-    steps = max((len(rank.steps) for rank in run.ranks), default=0)
+    steps = run.steps_made
     if health.trouble is None:
         return ("ok", f"ok, {steps} steps") if steps else ("no steps", run.why or "no optimizer step")
     if health.trouble == "raised":

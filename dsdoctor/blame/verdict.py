@@ -146,7 +146,7 @@ def _replayed(view: View) -> Verdict | None:
 def _healthy(view: View) -> Verdict | None:
     if not view.given_passed or view.roots or view.given is None:
         return None
-    steps = max((len(rank.steps) for rank in view.given.ranks), default=0)
+    steps = view.given.steps_made
     if steps == 0:
         return None
     if view.plain_failed and view.plain_health:

@@ -297,11 +297,12 @@ def _release(case: Case) -> str:
 
 def _severity(case: Case, defect: Defect) -> Severity:
     """What the defect is to this job: each in the table spoils numbers, so it ends no job whose numbers are sound."""
+    if defect.latent:
+        return defect.severity if _went_bad(case) else "info"
     run = context.own_run(case)
     health = judge(run) if run is not None else Health()
-    if defect.latent and not _went_bad(case):
-        return "info"
-    return "warning" if defect.severity == "error" and health.failed and not health.numeric else defect.severity
+    ended_otherwise = health.failed and not health.numeric
+    return "warning" if ended_otherwise and defect.severity == "error" else defect.severity
 
 
 def _went_bad(case: Case) -> bool:

@@ -35,7 +35,7 @@ def findings(diagnosis: Diagnosis, case: Case, kind: Obstacle) -> Iterator[Findi
 
     A job that made a step has loaded its ops, whatever the machine seems to lack.
     """
-    if any(rank.steps for run in case.runs if run.leg == "with-deepspeed" for rank in run.ranks):
+    if any(run.steps_made for run in case.runs if run.leg == "with-deepspeed"):
         return
     for op in case.machine.ops if case.machine else ():
         if obstacle(op) == kind:

@@ -125,7 +125,7 @@ class OutOfTime(Diagnosis):
 
 
 def _steps_made(run: Run) -> str:
-    made = max(len(rank.steps) for rank in run.ranks)
+    made = run.steps_made
     return f"{made} of {run.steps_asked} optimizer steps were made" if made else "no optimizer step was made"
 
 

@@ -251,6 +251,11 @@ class Run:
         return next(said, "")
 
     @property
+    def steps_made(self) -> int:
+        """Optimizer steps of the rank that made the most; 0 where none came as far as that."""
+        return max((len(rank.steps) for rank in self.ranks), default=0)
+
+    @property
     def first_bad(self) -> FirstBad | None:
         """The earliest non-finite value over the ranks: by step, micro-step, phase, then rank."""
         found = [rank.first_bad for rank in self.ranks if rank.first_bad is not None]

@@ -60,9 +60,8 @@ def _repeat_if_they_differ(examination: Examination, plain: Run) -> None:
 def told(run: Run, comparison: str = "") -> StageResult:
     """The stage's result for a run: its judgement, the losses, what was changed for it."""
     health = judge(run)
-    steps = max((len(rank.steps) for rank in run.ranks), default=0)
     losses = [f"{rank.steps[-1].losses[-1]:.4g}" for rank in run.ranks[:1] if rank.steps and rank.steps[-1].losses]
-    passed = f"{steps} steps, last loss {losses[0]}" if losses else f"{steps} steps"
+    passed = f"{run.steps_made} steps, last loss {losses[0]}" if losses else f"{run.steps_made} steps"
     skipped = sum(step.skipped for step in run.ranks[0].steps) if run.ranks else 0
     if skipped:
         passed += f", {skipped} skipped"
@@ -111,10 +110,9 @@ def _rank(run: Run, index: int) -> dict[str, Any]:
 def _status(health: Health, run: Run) -> Status:
     if run.outcome in ("timeout", "interrupted"):
         return "timeout" if run.ranks else "crashed"
-    reached = any(rank.steps for rank in run.ranks)
     if health.failed:
         return "failed"
-    return "passed" if reached else "warned"
+    return "passed" if run.steps_made else "warned"
 
 
 def _failed_before_the_model(examination: Examination) -> Run | None:
@@ -134,8 +132,8 @@ def _nothing_to_compare(examination: Examination) -> str:
     if (unfinished or not judge(given).failed) and not any(rank.called_engine for rank in given.ranks):
         return "the script never handed a model to DeepSpeed, so both runs are the same"
     config = examination.result("config")
-    trained = any(rank.steps for rank in given.ranks)
-    if config is not None and config.status == "failed" and given.outcome == "raised" and not trained:
+    refused = given.outcome == "raised" and not given.steps_made
+    if config is not None and config.status == "failed" and refused:
         return "the ds_config itself stops DeepSpeed; mend it first"
     return ""
 

@@ -13,6 +13,8 @@ from typing import Any
 STYLES = ("loop", "trainer", "accelerated")
 BF16 = {"bf16": {"enabled": True}}
 FP16 = {"bf16": None, "fp16": {"enabled": True, "initial_scale_power": 12}}
+KEY_ERROR = {"batch": "if step == 3 and rank == 1: {}['unknown']"}
+LOG_OF_ZERO = {"loss": "loss = loss + (0 * torch.log(loss * 0) if step == 4 else 0)"}
 _EVERY = ("loop", "trainer", "accelerated")
 _OWN_LOOP = ("loop", "accelerated")
 
@@ -68,14 +70,14 @@ FAULTS = (
     Fault(
         name="log-of-zero",
         blame=("script",),
-        plant={"loss": "loss = loss + (0 * torch.log(loss * 0) if step == 4 else 0)"},
+        plant=LOG_OF_ZERO,
         ids=NAN,
         bad={"step": 4},
     ),
     Fault(
         name="key-error",
         blame=("script",),
-        plant={"batch": "if step == 3 and rank == 1: {}['unknown']"},
+        plant=KEY_ERROR,
         ids=("launch/user-exception",),
     ),
     Fault(
@@ -224,7 +226,7 @@ FAULTS = (
     Fault(
         name="key-error-unscaled-fp16",
         blame=("script",),
-        plant={"batch": "if step == 3 and rank == 1: {}['unknown']"},
+        plant=KEY_ERROR,
         config=FP16,
         ids=("launch/user-exception",),
         stages=(0,),
@@ -233,7 +235,7 @@ FAULTS = (
     Fault(
         name="log-of-zero-unscaled-fp16",
         blame=("script",),
-        plant={"loss": "loss = loss + (0 * torch.log(loss * 0) if step == 4 else 0)"},
+        plant=LOG_OF_ZERO,
         config=FP16,
         ids=NAN,
         bad={"step": 4},
